@@ -14,7 +14,7 @@ from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy, share_documents, structure_fault
-from conduit_dagster.recovery.classify import ENDINGS, blame
+from conduit_dagster.recovery.classify import ENDINGS, blame, lack_of_memory
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
 CONDITION_FAILED = "condition.failed"
@@ -101,7 +101,7 @@ class Node:
         try:
             return all(select(record) for select in self._selects)
         except Exception as error:  # noqa: BLE001  # a condition that fails nacks its record, whatever it raised
-            results[i] = _condition_nack(error)
+            results[i] = _condition_nack(error, self.node)
             return False
 
     def _process(self, records: list[Record]) -> Sequence[Result]:
@@ -167,7 +167,10 @@ def _namespace(pattern: str) -> Select | None:
     return lambda record: search(record.collection) is not None
 
 
-def _condition_nack(error: Exception) -> Nack:
+def _condition_nack(error: Exception, node: str) -> Nack:
+    """Return the nack of the record on which a condition failed. Raises what is no record's fault."""
+    if (lack := lack_of_memory(error)) is not None:
+        raise blame(lack, node, "processor.failed") from error
     return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
 
 
@@ -211,7 +214,7 @@ class FilterNode:
             try:
                 selected = self._select(record)
             except Exception as error:  # noqa: BLE001  # same as the condition of a processor
-                listener.nacked(self.node, origin, _condition_nack(error), record)
+                listener.nacked(self.node, origin, _condition_nack(error, self.node), record)
                 continue
             if selected:
                 on.append(record)

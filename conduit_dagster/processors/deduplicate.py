@@ -16,6 +16,7 @@ from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
 from conduit_dagster.processors.common.setting_kinds import Expression, failure
+from conduit_dagster.recovery.classify import lack_of_memory
 from conduit_dagster.sdk import DROP, Example, Nack, ProcessorContext, ProcessorSettings, Record, Result, Results
 from conduit_dagster.sdk.processor import Entries, Key, StatefulProcessor
 
@@ -127,7 +128,9 @@ class Deduplicate(StatefulProcessor):
                     if key is None or (isinstance(key, list | tuple) and None in key):
                         continue
                     key = _digest(key)
-            except Exception as error:  # noqa: BLE001  # an expression may raise any Python error
+            except Exception as error:  # an expression may raise any Python error
+                if lack_of_memory(error) is not None:
+                    raise
                 results.put(place, Nack("expression.failed", failure(error)))
                 continue
             # most records of one source share their metadata

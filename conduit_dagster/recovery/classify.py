@@ -11,7 +11,14 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from conduit_dagster.recovery.codes import class_of
 from conduit_dagster.recovery.error_text import FoundError, Rank, said_by
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
+from conduit_dagster.recovery.errors import (
+    NO_MEMORY,
+    NO_MEMORY_FIX,
+    ConduitError,
+    FatalError,
+    TransientError,
+    from_os_error,
+)
 from conduit_dagster.spark.explain import explain, is_sparks
 
 _FATAL_IN_DAGSTER: Final = {
@@ -36,6 +43,10 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
         return known
     if isinstance(error, OSError):
         return from_os_error(error, doing or type(error).__name__, _where(error))
+    if isinstance(error, MemoryError):
+        # most have no text; that of Arrow says how much was asked for
+        text = ": ".join(filter(None, (doing, NO_MEMORY, _text(error)))) + _where(error)
+        return TransientError(text, code=code, fix=NO_MEMORY_FIX)
     message = explain(error) if is_sparks(error) else text_of(error)
     return TransientError(f"{doing}: {message}" if doing else message, code=code)
 
@@ -126,6 +137,17 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001  # py4j asks the JVM for the text, and the JVM may be gone
         return type(error).__name__
+
+
+def lack_of_memory(error: BaseException) -> MemoryError | None:
+    """Return the ``MemoryError`` that ``error`` is or was raised from; None for any other.
+
+    A record that is at hand then is not its cause: other records and tasks hold the memory.
+    """
+    within: BaseException | None = error
+    while within is not None and not isinstance(within, MemoryError):
+        within = within.__cause__
+    return within
 
 
 def _levels(error: BaseException) -> Iterator[list[BaseException]]:

@@ -105,8 +105,15 @@ def coded(
     return kind(message, code=code, place=place, fix=fix, node=node)
 
 
+NO_MEMORY: Final = "no memory is left"
+NO_MEMORY_FIX: Final = (
+    "give it more: raise or unset the limit of Spark's Python workers (`spark.executor.pyspark.memory` in spark.conf: "
+    "each takes 400m before its first record), or that of the shell, the service or the container"
+)
+
 _UNKNOWN = "file.error"
 _OS_ERRORS = {
+    errno.ENOMEM: (_UNKNOWN, NO_MEMORY, NO_MEMORY_FIX),
     errno.ENOSPC: ("file.disk_full", "no space is left", "free some space and run again; nothing was lost"),
     errno.EDQUOT: (
         "file.disk_full",

@@ -16,7 +16,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.field_reference import FieldError
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
-from conduit_dagster.recovery.classify import ENDINGS
+from conduit_dagster.recovery.classify import ENDINGS, lack_of_memory
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk.context import IdempotencyKeys, RecordKey
 from conduit_dagster.sdk.promises import withdraw
@@ -121,7 +121,7 @@ _ONE_RECORD = ("process", "change", "changed")
 class Processor:
     """Turns a record into one or several records, drops it, or nacks it by raising.
 
-    A ``TransientError`` is not a nack: the pipeline recovers and repeats the step.
+    A ``TransientError`` is not a nack: the pipeline recovers and repeats the step. Nor is a ``MemoryError``.
 
     One instance lives in a Spark worker and processes many blocks. It may be recreated at any time and a step may be
     repeated, so the result of ``process`` must depend on the record alone.
@@ -204,7 +204,7 @@ class Processor:
     def process(self, record: Record) -> Record | list[Record] | Drop:
         """Process one record; return one or several records, or :data:`DROP`.
 
-        Raising nacks the record, unless it is a ``TransientError``.
+        Raising nacks the record, unless it is a ``TransientError`` or a ``MemoryError``.
         """
         raise TypeError(f"{type(self).__name__} defines neither process nor process_block")
 
@@ -232,6 +232,8 @@ def nack_of(error: BaseException) -> Nack:
     # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
     if isinstance(error, (TransientError, StepError, *ENDINGS)):
         raise error
+    if (lack := lack_of_memory(error)) is not None:
+        raise lack
     if isinstance(error, ProcessError | FatalError):
         return Nack(str(error.code), error.message)
     if isinstance(error, FieldError):

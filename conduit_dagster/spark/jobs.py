@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.recovery.classify import classified
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.errors import NO_MEMORY, NO_MEMORY_FIX, ConduitError, FatalError, TransientError
 from conduit_dagster.spark.classic import jvm_ended
 from conduit_dagster.spark.connect import has_expired
 from conduit_dagster.spark.executors import executors_awaited, no_executors
@@ -172,6 +172,8 @@ def _failed(cause: str) -> ConduitError:
     # a task reports its own errors: these kept it from starting
     if lacks_our_code(cause):
         return version_differs(f"another conduit-dagster ({cause})", "one that needs it")
+    if any(sign in cause for sign in _NO_MEMORY):
+        return TransientError(f"{NO_MEMORY} for a worker of Spark: {cause}", code="spark.job_failed", fix=NO_MEMORY_FIX)
     if any(sign in cause for sign in _UNFIT_PYTHON):
         return TransientError(
             f"the Python of Spark's workers can't run the pipeline: {cause}",
@@ -183,13 +185,20 @@ def _failed(cause: str) -> ConduitError:
         return TransientError(
             "a Python worker of Spark was killed or crashed in the middle of a task",
             code="spark.job_failed",
-            fix="look for what ended it: memory, the system's log, a library of a plugin; then start it again",
+            fix=_WORKER_ENDED,
         )
     fix = "start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark"
     return TransientError(cause, code="spark.job_failed", fix=_EXECUTOR_LOST if " was lost: " in cause else fix)
 
 
+_NO_MEMORY = ("MemoryError", "failed to map segment", "Cannot allocate memory")
+"""Signs of a lack of memory in the error of a Python worker, the second one of a library that it loads."""
 _UNFIT_PYTHON = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_WORKER_ENDED = (
+    "look for what ended it: the system, for lack of memory (its log says so: dmesg), then free or add some; "
+    "`spark.executor.pyspark.memory` in spark.conf, with which libraries crash where a task has less than 400m, then "
+    "raise or unset it; or a library of a plugin; then start it again"
+)
 _EXECUTOR_LOST = (
     "see the executor's log in the cluster's UI; if it was out of memory or killed, set `spark.executor.memory` or "
     "`spark.executor.memoryOverhead` higher in spark.conf, or give it fewer tasks (`spark.executor.cores`)"

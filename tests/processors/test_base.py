@@ -51,3 +51,16 @@ def test_a_transient_error_is_no_nack() -> None:
     with pytest.raises(TransientError) as caught:
         Raising(error).process_block([GOOD, BAD])
     assert caught.value is error
+
+
+def _from_lack_of_memory() -> ProcessError:
+    error = ProcessError("can't be decoded", code="mine.no")
+    error.__cause__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), _from_lack_of_memory()])
+def test_a_lack_of_memory_is_no_nack(error: Exception) -> None:
+    """Other records and tasks hold it: this one may pass when the step is repeated."""
+    with pytest.raises(MemoryError):
+        Raising(error).process_block([GOOD, BAD, GOOD])

@@ -262,6 +262,13 @@ def test_errors_of_disks_and_network_file_systems_say_what_to_do(number: int) ->
     assert found.code != "file.error" and found.fix
 
 
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("malloc of size 320"), OSError(errno.ENOMEM, "no")])
+def test_a_lack_of_memory_says_what_limits_it(error: Exception) -> None:
+    found = classify(error, doing="a task failed", code="task.failed")
+    assert found.message.startswith("a task failed: no memory is left") and type(found) is TransientError
+    assert "spark.executor.pyspark.memory" in (found.fix or "")
+
+
 def test_blame_names_the_node_and_task_errors_what_was_done() -> None:
     assert blame(ValueError("x"), "p:in").node == "p:in"
     assert blame(ValueError("x"), "p:in").code == "connector.failed"

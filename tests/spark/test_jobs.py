@@ -97,7 +97,14 @@ def test_a_worker_that_dies_is_said_so(spark: SparkSession) -> None:
         "spark.job_failed",
         "a Python worker of Spark was killed or crashed in the middle of a task",
     )
-    assert "memory" in (error.fix or "")
+    assert "spark.executor.pyspark.memory" in (error.fix or "")
+
+
+@pytest.mark.parametrize("error", [MemoryError("malloc"), ImportError("libarrow.so: failed to map segment from it")])
+def test_a_worker_without_memory_is_said_so(spark: SparkSession, error: Exception) -> None:
+    found = _failure(spark, _failing(error))
+    assert found.message == f"no memory is left for a worker of Spark: {type(error).__name__}: {error}"
+    assert "spark.executor.pyspark.memory" in (found.fix or "") and type(found) is TransientError
 
 
 def test_a_worker_that_dies_is_said_so_however_its_socket_ended() -> None:
