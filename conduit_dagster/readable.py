@@ -57,6 +57,11 @@ def when(ns: float) -> str:
     return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def exactly_when(time: datetime) -> str:
+    """Return a time in UTC as ISO 8601, to the microsecond, written as ``when`` writes it."""
+    return time.isoformat().replace("+00:00", "Z")
+
+
 def shortened(text: str, most: int) -> str:
     """Return at most the first ``most`` characters of a text, with an ellipsis if it has more, for a message."""
     return text if len(text) <= most else f"{text[:most]}…"

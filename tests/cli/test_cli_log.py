@@ -34,7 +34,7 @@ def test_c09_seven_entries_in_order(run, lab: Lab, script: Script) -> None:
         (offset, "sync", "create", "") for offset in range(9, 16)
     ]
     assert [value_of(row) for row in rows] == list(range(9, 16))
-    assert all(row["time"].endswith("+00:00") for row in rows)
+    assert all(row["time"].endswith("Z") for row in rows)
     lines = run("log", "show", "p", "--from", "9", "--to", "15").out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["offset", *map(str, range(9, 16))]
     assert lines[-1] == "7 entries of in, from the log"

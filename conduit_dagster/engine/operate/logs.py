@@ -33,6 +33,7 @@ from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, re
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.source_positions import LogView, beyond, handled_of, log_of, logs_of, no_log, stored
 from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.readable import exactly_when
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.catch_ups import held_from
@@ -93,7 +94,7 @@ def _newest(view: LogView) -> Facts | None:
 def _entry_facts(batch: Any, row: int, segment: int) -> Facts:
     names = ("offset", "timestamp", "namespace")
     offset, time, namespace = (batch.column(name)[row].as_py() for name in names)
-    return {"offset": offset, "time": time.isoformat(), "namespace": namespace, "segment": segment}
+    return {"offset": offset, "time": exactly_when(time), "namespace": namespace, "segment": segment}
 
 
 def open_ranges(state: PipelineState) -> list[Facts]:
@@ -215,7 +216,7 @@ def _entry_json(entry: Entry) -> Facts:
     refusal = entry.nack and {"node": entry.nack[0], "code": entry.nack[1].code, "message": entry.nack[1].message}
     return {
         "offset": entry.offset,
-        "time": datetime.fromtimestamp(entry.timestamp_us / 1e6, UTC).isoformat(),
+        "time": exactly_when(datetime.fromtimestamp(entry.timestamp_us / 1e6, UTC)),
         "mode": entry.mode,
         "operation": entry.record.operation,
         "namespace": entry.namespace,
