@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import LARGEST, DryRun, Files, Pipeline, subject, who
-from conduit_dagster.cli.verb import FAILED, AcceptNewState, Outcome, Paths, count, current_catalogue, usage_error, verb
+from conduit_dagster.cli.verb import (
+    FAILED,
+    AcceptNewState,
+    Outcome,
+    Paths,
+    count,
+    current_catalogue,
+    current_project,
+    usage_error,
+    verb,
+)
 from conduit_dagster.engine.operate.summaries import delete_summary, start_summary, stop_summary
 
 if TYPE_CHECKING:
@@ -124,12 +134,13 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LARGEST, 
 
 @verb("pipelines history")
 def history(pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None) -> Outcome:
-    """Show the events of a pipeline, the newest last. Works while it runs, and after its file is removed."""
+    """Show the events of a pipeline, the newest last. Works while it runs, and once it or its file is deleted."""
     from conduit_dagster.engine.operate.source_positions import moment
+    from conduit_dagster.engine.operate.subject import history_store
     from conduit_dagster.state.history import events
 
     since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
-    store = subject(pipeline, files).store
+    store = history_store(current_project(), pipeline, files or ())
     # one more than is shown, to know whether further ones exist
     found = [] if store is None else events(store, pipeline, limit + 1, since_ns)
     shown = found[-limit:]

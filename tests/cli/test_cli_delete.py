@@ -98,6 +98,8 @@ def test_without_its_file_it_is_forgotten(run, lab: Lab) -> None:
     assert (row["id"], row["file"]) == ("p", None)
     assert run("pipelines", "delete", "p").code == 0
     assert result(run("pipelines", "list", "--json"))["pipelines"] == []
+    assert result(run("pipelines", "history", "p", "--json"))["events"][-1]["event"] == "deleted"
+    assert error(run("pipelines", "history", "q", "--json"))["code"] == "usage.unknown_pipeline"
     assert error(run("pipelines", "delete", "p", "--json"))["code"] == "usage.unknown_pipeline"
 
 

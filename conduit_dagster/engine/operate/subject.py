@@ -24,6 +24,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import existing_store, project_store
+from conduit_dagster.state.history import deleted
 from conduit_dagster.state.lease import free_silent, is_command
 from conduit_dagster.state.overview import locked_row, pipeline_rows, stored_names
 from conduit_dagster.state.recovery_state import NEVER, never_began, record_request, recovery_rows, recovery_state
@@ -272,3 +273,14 @@ def subject(project: Project, pipeline: str, files: Sequence[Path | str] = ()) -
         message = f"there is no pipeline {pipeline} in this project"
         raise refused("usage.unknown_pipeline", message, did_you_mean(pipeline, known) or listed)
     return known[pipeline]
+
+
+def history_store(project: Project, pipeline: str, files: Sequence[Path | str] = ()) -> sa.Engine | None:
+    """Return the store with the pipeline's history, also of a deleted one whose file is gone; None without a store.
+
+    Raises ``FatalError`` as ``subject`` does.
+    """
+    store = existing_store(project)
+    if store is not None and pipeline in deleted(store):
+        return store
+    return subject(project, pipeline, files).store
