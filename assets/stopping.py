@@ -23,6 +23,8 @@ log = structlog.get_logger("conduit.dagster")
 _ASK_EVERY = 10.0
 _ANSWER = 5.0
 """Seconds within which the main thread answers a signal, unless it hangs."""
+_LONGEST = 3600.0
+"""Most seconds of one wait: ``poll`` takes no more than 24 days."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HUNG = 1
 """Exit code of a process that was ended because its stop hung."""
@@ -103,7 +105,7 @@ class ExitWatchdog:
             if left is not None and left <= 0:
                 os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
                 os._exit(_HUNG)
-            if told.poll(None if left is None else left * 1000):
+            if told.poll(None if left is None else min(left, _LONGEST) * 1000):
                 first = first or time.monotonic()
                 count += sum(number in _STOPPING for number in os.read(heard, 100))
             elif not self._is_answered(count):

@@ -30,11 +30,13 @@ class StopFlag:
         """Time of the first forced request, likewise."""
 
     def request(self, reason: Reason = "user") -> None:
-        """Request a graceful stop; the first reason is kept."""
+        """Request a graceful stop. A user's wish counts, also after the system's: the pipeline then stays stopped."""
         if not self._graceful.is_set():
             self.reason = reason
             self.since = time.monotonic()
             self._ask()
+        elif reason == "user":
+            self.reason = reason
 
     def force(self) -> None:
         """Request a forced stop."""

@@ -73,6 +73,17 @@ def test_a_signal_stops_also_while_dagsters_storage_hangs(
     holder.close()
 
 
+def test_the_watchdog_takes_a_shutdown_timeout_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``poll`` takes no more than 24 days: the watchdog's thread ended, with a stack trace."""
+    monkeypatch.setattr("conduit_dagster.assets.stopping._ANSWER", 0.05)
+    stop = StopFlag()
+    with Signals(), ExitWatchdog(stop, 30 * 86_400.0):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait_forced(10)
+
+
 HANGING = """
 import sqlite3, sys
 from conduit_dagster.assets import stopping
@@ -121,6 +132,18 @@ def test_a_signal_after_a_request_in_dagster_stops_as_the_user(run: Run) -> None
     warden, stop = _warden(run, signals)
     instance, run_id = run
     instance.report_run_canceling(instance.get_run_by_id(run_id))
+    signals.count = 1
+    warden.tick()
+    assert (stop.reason, warden.terminated) == ("user", True)
+
+
+def test_a_user_is_known_also_after_the_watchdog_has_stopped_the_run(run: Run) -> None:
+    """Dagster's storage hung, and the main thread learns only now who asked: the sensor would start it again."""
+    signals = Signals()
+    warden, stop = _warden(run, signals)
+    instance, run_id = run
+    instance.report_run_canceling(instance.get_run_by_id(run_id))
+    stop.request("system")
     signals.count = 1
     warden.tick()
     assert (stop.reason, warden.terminated) == ("user", True)
