@@ -154,6 +154,13 @@ def test_a_setting_that_no_text_can_be_tells_where_it_is_said_how(finds: Finds, 
     assert "docs/plugins.md" in str(finding.fix)
 
 
+def test_a_typo_behind_the_dot_of_a_built_in_names_the_nearest(finds: Finds) -> None:
+    """The fix was that for groups of settings, which only a plugin of one's own may have."""
+    found = finds("custom.javascript, settings: {script.paht: a.js}")
+    [fix] = [one.fix for one in found if one.got == "script.paht"]
+    assert "script.path" in str(fix)
+
+
 def test_a_validator_that_exits_is_a_finding(finds: Finds, tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "own.py").write_text(OWN)

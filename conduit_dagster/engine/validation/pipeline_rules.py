@@ -17,6 +17,7 @@ from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.sdk import ConnectorSettings, ProcessorSettings
 from conduit_dagster.sdk.processor import StatefulProcessor
+from conduit_dagster.sdk.promises import is_built_in
 from conduit_dagster.secret_values import masked
 
 _SDK_IGNORED = {
@@ -112,7 +113,7 @@ class PluginRules(_Rules):
 
     def _check_settings(self, model: type[BaseModel], settings: Mapping[str, str], where: str) -> None:
         base = f"{where}/settings"
-        known = {field.alias or name for name, field in model.model_fields.items()}
+        known = _known_keys(model)
         patterns = model.open_keys if issubclass(model, ConnectorSettings | ProcessorSettings) else ()
         idle = {**_SDK_IGNORED, **(model.idle_keys if issubclass(model, ConnectorSettings) else {})}
         for key, value in settings.items():
@@ -122,7 +123,7 @@ class PluginRules(_Rules):
             if ignored is not None:
                 self._idle_setting(pointers.child(base, key), value, ignored)
             elif not any(fnmatch(key, pattern) for pattern in patterns):
-                self._unknown_setting(pointers.child(base, key), key, known, patterns)
+                self._unknown_setting(model, pointers.child(base, key), key, patterns)
         self._check_home(pointers.child(base, "path"), settings.get("path", ""))
         try:
             model.model_validate(dict(settings))
@@ -142,9 +143,11 @@ class PluginRules(_Rules):
         if value not in ("", "0", "0s", "false"):
             self._add(pointer, "setting.idle", f"it does nothing here: {why}", severity="warning", fix="remove it")
 
-    def _unknown_setting(self, pointer: str, key: str, known: set[str], patterns: Sequence[str]) -> None:
-        part = key.partition(".")[0]
-        fix = _TEXTS.format(part) if part in known and part != key else did_you_mean(key, known) or "remove it"
+    def _unknown_setting(self, model: type[BaseModel], pointer: str, key: str, patterns: Sequence[str]) -> None:
+        known = _known_keys(model)
+        part, fix = key.partition(".")[0], did_you_mean(key, known) or "remove it"
+        if part in known and part != key and not is_built_in(model):
+            fix = _TEXTS.format(part)  # of the built-in plugins none has groups of settings
         message, expected = "no such setting; it is ignored", ", ".join(sorted({*known, *patterns})) or "no settings"
         self._add(
             pointer, "setting.unknown", message, severity=self._lax, got=key, expected=expected, fix=fix, on_key=True
@@ -168,6 +171,10 @@ class PluginRules(_Rules):
             fix=context.get("fix") or (_TEXTS.format(key) if flaw["type"] in _STRUCTURES else None),
             column_offset=context.get("column") or 0,
         )
+
+
+def _known_keys(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 NOT_YET_FIX = (
