@@ -138,11 +138,12 @@ def _resident(process: Any) -> int:
 
 
 def end(pid: int, started: str, patience: float) -> bool:
-    """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed.
+    """End a process by SIGHUP, after ``patience`` seconds by SIGKILL; return whether it had to be killed.
 
-    The exit code stays with its parent: psutil's own wait would take a child's away from ``subprocess``.
+    Spark's servers ignore SIGTERM (:data:`conduit_dagster.spark.java.STAYS`). The exit code stays with its parent:
+    psutil's own wait would take a child's away from ``subprocess``.
     """
-    if _ended(pid, started, signal.SIGTERM, patience):
+    if _ended(pid, started, signal.SIGHUP, patience):
         return False
     _ended(pid, started, signal.SIGKILL, patience)
     return True

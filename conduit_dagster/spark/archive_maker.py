@@ -6,6 +6,7 @@ Run as a module, by :func:`conduit_dagster.spark.class_data.make_archive_later`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -36,6 +37,7 @@ def main() -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     os.nice(19)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below `nohup` its server would ignore it
     with path.with_suffix(".lock").open("ab") as lock:
         if not try_lock(lock):
             return
@@ -73,7 +75,7 @@ def _recorded(aside: Path, draft: Path) -> int:
         )  # fmt: skip
     try:
         _exercise(_up(process, plan["server"]))
-        process.terminate()
+        process.send_signal(signal.SIGHUP)  # as `processes.end` does
         return process.wait(_END)
     finally:
         process.kill()

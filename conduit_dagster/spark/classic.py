@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
-from conduit_dagster.spark.java import java_environment
+from conduit_dagster.spark.java import STAYS, java_environment
 from conduit_dagster.spark.spark_settings import (
     LOCAL,
     LOOPBACK,
@@ -206,7 +206,7 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str | None]:
     options: list[str] = []
     if not inside_submit():
         spark_home()  # raises if PySpark would start another Spark
-        own |= java_environment()
+        own |= {**java_environment(), STAYS: "1"}
         options += [*jvm_options(), *archive_options(settings.conf)]
     if not settings.verbose:
         options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")

@@ -23,6 +23,8 @@ _IDLE, _SECONDS = "CONDUIT_WORKER_DAEMON_SECONDS", "60"
 
 def main() -> None:
     """Exit with the exit code of the real daemon."""
+    # as the daemon: both end with their input, which is one
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.setdefault(_IDLE, _SECONDS)
     try:
         code = _lent()
@@ -35,13 +37,7 @@ def main() -> None:
 def _lent() -> int:
     request = ForkRequest(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
     with spawn("workers", request, [0, 1, 2]) as child:
-        # Spark terminates the process that it started; a child that is still held ends with this process
-        usual = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            child.begin()
-        except NotWarmError:
-            signal.signal(signal.SIGTERM, usual)
-            raise
+        child.begin()
         return child.wait()
 
 

@@ -40,7 +40,17 @@ for argument do
     *) set -- "$@" "$argument" ;;
   esac
 done
+if [ "${stays}" ]; then
+  unset {stays}
+  trap '' TERM
+fi
 exec {java} "$@"
+"""
+STAYS = "CONDUIT_JAVA_IGNORES_SIGTERM"
+"""Environment variable with which a wrapper's Java ignores SIGTERM.
+
+A service manager and ``timeout`` send it to all processes at once. A run then finishes its step, for which it needs its
+Java, and ends that afterwards: by closing its input, a shared server by SIGHUP.
 """
 
 
@@ -51,7 +61,7 @@ def wrapper_home(home: Path, version: str) -> Path:
     """
     if _is_wrapper(home):
         return home
-    script = _SCRIPT.format(mark=_MARK, java=shlex.quote(str(home / "bin" / "java")))
+    script = _SCRIPT.format(mark=_MARK, stays=STAYS, java=shlex.quote(str(home / "bin" / "java")))
     name = f"{version}-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     for shelf in _shelves():
         wrapper = shelf / "conduit-dagster" / "java" / name

@@ -231,8 +231,7 @@ def _session_lost() -> TransientError:
     return TransientError(
         "the Spark session has ended: its Java process or server was killed or out of memory, or its cluster ended it",
         code="spark.session_lost",
-        fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often; if it was being "
-        "stopped, send the signal to the run's own process only: `KillMode=mixed` of systemd, `timeout --foreground`",
+        fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
     )
 
 

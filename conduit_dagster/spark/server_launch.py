@@ -12,7 +12,7 @@ from typing import Any
 
 from conduit_dagster.processes import free_port
 from conduit_dagster.spark.class_data import archive_options
-from conduit_dagster.spark.java import java_environment
+from conduit_dagster.spark.java import STAYS, java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
 from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings, jvm_options, redaction_conf, spark_home
 
@@ -96,6 +96,7 @@ def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]
         "PYSPARK_PYTHON": python,
         "PYTHONPATH": package_path(),
         "SPARK_LOCAL_IP": LOOPBACK,
+        STAYS: "1",
         "SPARK_SUBMIT_OPTS": " ".join([*options, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
     }
     inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -69,9 +70,14 @@ class ServerMonitor:
     def __init__(self, files: ServerFiles, server: SparkServer, idle: float) -> None:
         self._files, self._server, self._idle = files, server, idle
         self._used = time.monotonic()
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Stop the server as soon as it has no sessions."""
+        self._is_leaving = True
 
     def run(self) -> None:
-        """Watch the server until it ends, by itself or because it was idle."""
+        """Watch the server until it ends, by itself, because it was idle, or because this process should leave."""
         while self._server.is_alive():
             self._check()
             time.sleep(_TICK)
@@ -85,7 +91,7 @@ class ServerMonitor:
             end(self._server.pid, self._server.started, _PATIENCE)
         elif self._files.sessions():
             self._used = now
-        elif now - self._used >= self._idle:
+        elif self._is_leaving or now - self._used >= self._idle:
             self._end_idle()
 
     def _end_idle(self) -> None:
@@ -159,12 +165,16 @@ def main() -> None:
     plan = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     files = ServerFiles(Path(plan["home"]))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below `nohup` the server would ignore it, by which it is ended
     try:
         server = _adopted(files) if plan["adopt"] else _recorded(files, _launched(files, plan))
     except OSError as error:
         sys.exit(error.errno)
     if server is not None:
-        ServerMonitor(files, server, plan["idle"]).run()
+        monitor = ServerMonitor(files, server, plan["idle"])
+        # sent to all processes of a service at once: pipelines still finish a step on the server
+        signal.signal(signal.SIGTERM, lambda *_: monitor.leave())
+        monitor.run()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The parent of Spark's Python workers; Spark runs it as a module (``spark.python.daemon.module``).
 
-It is PySpark's own with three differences. It imports what tasks need before it forks: each worker would import it in
+It is PySpark's own with four differences. It imports what tasks need before it forks: each worker would import it in
 its first task. A worker exits silently when its JVM is gone: PySpark's prints a stack trace, which on a local master
-sometimes reaches the terminal of the user who stopped the pipeline. And with ``CONDUIT_WORKER_DAEMON_SECONDS`` in its
-environment it exits once it has had no workers for a while: Spark starts one parent per session (46 MB) and keeps it
-after the session's end, so a shared server that runs for weeks would accumulate them. Spark starts a new one when it
-finds the old one gone.
+sometimes reaches the terminal of the user who stopped the pipeline. It and its workers ignore SIGTERM, as their JVM
+does (:data:`conduit_dagster.spark.java.STAYS`), and end with their input. And with ``CONDUIT_WORKER_DAEMON_SECONDS`` in
+its environment it exits once it has had no workers for a while: Spark starts one parent per session (46 MB) and keeps
+it after the session's end, so a shared server that runs for weeks would accumulate them. Spark starts a new one when
+it finds the old one gone.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from conduit_dagster.warm.protocol import MODULES, preload
 
 _IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
 """Environment variable: seconds between two checks for workers. Spark stops a worker that was idle for a minute."""
+_END = signal.SIGUSR2
+"""The signal that ends this process in place of SIGTERM."""
 _serve = daemon.worker
 
 
 def patch() -> None:
-    """Make PySpark's daemon and its workers exit silently when the JVM is gone."""
+    """Make PySpark's daemon and its workers exit silently when the JVM is gone, and not before."""
     daemon.worker = serve
     daemon.write_int = _acknowledge  # pyright: ignore[reportPrivateImportUsage]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    daemon.SIGTERM = _END  # pyright: ignore[reportPrivateImportUsage]
 
 
 def serve(sock: socket.socket, authenticated: bool) -> int:
@@ -51,14 +56,14 @@ def _acknowledge(number: int, stream: IO[bytes]) -> None:
 
 
 def _end_when_idle(seconds: float) -> None:
-    """Send this process SIGTERM after two consecutive checks without a worker. A fork has no timer."""
+    """End this process after two consecutive checks without a worker. A fork has no timer."""
     idle = 0
 
     def check(number: int, frame: FrameType | None) -> None:
         nonlocal idle
         idle = 0 if _has_workers() else idle + 1
         if idle > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), _END)
 
     signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)

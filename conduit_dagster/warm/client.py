@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from conduit_dagster.processes import is_running, wait_for_end
+from conduit_dagster.processes import wait_for_end
 from conduit_dagster.warm.protocol import MODULES, ForkRequest, receive_answer, send_go, send_request, socket_path
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -55,11 +53,6 @@ class ForkedProcess:
             return int(answer["exit"])
         wait_for_end(self.process)
         return 1
-
-    def terminate(self) -> None:
-        """Send SIGTERM, if it is still running."""
-        if is_running(self.process):
-            os.kill(self.process["pid"], signal.SIGTERM)
 
 
 def spawn(

@@ -114,8 +114,8 @@ def test_a_zombie_has_ended() -> None:
     child.wait()
 
 
-def test_who_ignores_sigterm_is_killed() -> None:
-    code = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+def test_who_ignores_sighup_is_killed() -> None:
+    code = "import signal; signal.signal(1, signal.SIG_IGN); print(1, flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline()

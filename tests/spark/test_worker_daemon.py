@@ -66,7 +66,6 @@ def test_what_tasks_need_is_imported_before_the_first_worker() -> None:
         assert daemon.stdout is not None
         assert daemon.stdout.read(4), "it tells its port once it takes workers"
         loaded = Path(f"/proc/{daemon.pid}/maps").read_text()
-        daemon.terminate()
         daemon.communicate(timeout=90)
     assert "/pandas/" in loaded and "/pyarrow/" in loaded
 
