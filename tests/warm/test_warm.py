@@ -152,10 +152,10 @@ def test_a_client_that_dies_without_an_answer_leaves_nobody_behind(nursery: Nurs
     assert len(nursery.said()) == 2
 
 
-def test_terminate_ends_it(nursery: Nursery) -> None:
+def test_a_signal_that_ends_it_is_its_exit_code(nursery: Nursery) -> None:
     child = nursery.spawn("wait")
     wait_until(nursery.said, "it runs")
-    child.terminate()
+    os.kill(child.process["pid"], signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM
 
 
@@ -198,7 +198,7 @@ def test_a_parent_that_was_killed_is_replaced_and_its_child_lives(nursery: Nurse
     os.kill(nursery.said()[0]["parent"], signal.SIGKILL)
     assert nursery.run()["parent"] != nursery.said()[0]["parent"]
     assert is_running(child.process)
-    child.terminate()
+    os.kill(child.process["pid"], signal.SIGTERM)
     assert child.wait() == 1  # no process knows its code any more
     assert is_dead(child.process)
 
