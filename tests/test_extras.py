@@ -32,10 +32,12 @@ lacking = [(n, e.fix) for k in (SOURCES, DESTINATIONS, PROCESSORS) for n in k.na
 print(json.dumps(lacking))
 """
 TASK = """
-from conduit_dagster.engine.compiled_pipeline import _missing
+from types import SimpleNamespace
+from conduit_dagster.engine.compiled_pipeline import _Maker
+from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.builtin_plugins import DESTINATIONS
 for name in ("postgres", "nonsense"):
-    error = _missing(DESTINATIONS, name, {})
+    error = _Maker._missing(SimpleNamespace(_plugins=Plugins()), DESTINATIONS, name, {})
     print(error.code, error.message)
 """
 PIPELINE = """
@@ -165,7 +167,7 @@ def test_a_task_on_a_worker_without_the_package_says_it_too() -> None:
     ran = _python(BARE + TASK)
     lacking, unknown = ran.stdout.splitlines()
     assert lacking.startswith("plugin.not_installed the destination postgres needs the extra postgres")
-    assert unknown == "plugin.unknown there is no destination nonsense"
+    assert unknown.startswith("plugin.unknown there is no destination nonsense on ")
 
 
 def test_a_plugin_of_the_project_with_that_name_needs_nothing(project: Path) -> None:
