@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -17,14 +16,13 @@ import structlog
 from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.processes import is_readable
 from conduit_dagster.secret_values import hide
 
 log = structlog.get_logger("conduit.dagster")
 _ASK_EVERY = 10.0
 _ANSWER = 5.0
 """Seconds within which the main thread answers a signal, unless it hangs."""
-_LONGEST = 3600.0
-"""Most seconds of one wait: ``poll`` takes no more than 24 days."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HUNG = 1
 """Exit code of a process that was ended because its stop hung."""
@@ -98,14 +96,12 @@ class ExitWatchdog:
 
     def _watch(self, heard: int) -> None:
         count, first = 0, 0.0
-        told = select.poll()  # takes a descriptor of any number
-        told.register(heard, select.POLLIN)
         while not self._ended.is_set():
             left = self._left(count, first)
             if left is not None and left <= 0:
                 os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
                 os._exit(_HUNG)
-            if told.poll(None if left is None else min(left, _LONGEST) * 1000):
+            if is_readable(heard, left):
                 first = first or time.monotonic()
                 count += sum(number in _STOPPING for number in os.read(heard, 100))
             elif not self._is_answered(count):

@@ -18,6 +18,8 @@ from typing import IO, Any
 
 _PROC = Path("/proc")
 _TICK = 0.05
+_LONGEST_WAIT = 3600.0
+"""Seconds. ``poll`` takes no more than 24 days."""
 
 
 def started_at(pid: int) -> str | None:
@@ -65,6 +67,16 @@ def is_dead(process: dict[str, Any]) -> bool:
     return _is_here(process) and not is_alive(int(process["pid"]), process["started"])
 
 
+def is_readable(descriptor: int, seconds: float | None = None) -> bool:
+    """Wait until a descriptor can be read, but no longer than ``seconds`` or an hour; return whether it can.
+
+    It may have any number: ``select`` takes none above 1,023, which a process with many files and connections reaches.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(min(_LONGEST_WAIT if seconds is None else seconds, _LONGEST_WAIT) * 1000))
+
+
 def wait_for_end(process: dict[str, Any]) -> None:
     """Wait for the end of any local process, not only of a child. Linux only."""
     try:
@@ -73,8 +85,8 @@ def wait_for_end(process: dict[str, Any]) -> None:
         return
     try:
         # the id existed when it was opened; check afterwards that it still refers to this process
-        if is_running(process):
-            select.select([watched], [], [])
+        while is_running(process) and not is_readable(watched):
+            pass
     finally:
         os.close(watched)
 

@@ -32,13 +32,16 @@ lacking = [(n, e.fix) for k in (SOURCES, DESTINATIONS, PROCESSORS) for n in k.na
 print(json.dumps(lacking))
 """
 TASK = """
-from types import SimpleNamespace
-from conduit_dagster.engine.compiled_pipeline import _Maker
-from conduit_dagster.engine.plugin_loading import Plugins
-from conduit_dagster.builtin_plugins import DESTINATIONS
+from conduit_dagster.engine.compiled_pipeline import compile_program
+from conduit_dagster.engine.program import ConnectorSpec, Program
+from conduit_dagster.recovery.errors import FatalError
+read, queue = (ConnectorSpec(name, "file", {"path": f"./{name}.jsonl"}) for name in ("in", "dead"))
 for name in ("postgres", "nonsense"):
-    error = _Maker._missing(SimpleNamespace(_plugins=Plugins()), DESTINATIONS, name, {})
-    print(error.code, error.message)
+    program = Program("p", "/", [read], [], [ConnectorSpec("out", name, {})], queue, 1)
+    try:
+        compile_program(program)
+    except FatalError as error:
+        print(error.code, error.message)
 """
 PIPELINE = """
 version: "2.2"

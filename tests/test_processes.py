@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 import threading
 
-from conduit_dagster.processes import identity, is_dead, is_running, wait_for_end
+from conduit_dagster.processes import identity, is_dead, is_readable, is_running, wait_for_end
 
 
 def test_this_process_runs() -> None:
@@ -47,3 +49,19 @@ def test_the_end_of_a_process_is_awaited() -> None:
     waiter.join(120)
     assert dead_after == [True]
     wait_for_end(who)  # at once
+
+
+def test_a_descriptor_of_any_number_is_waited_for() -> None:
+    """``select`` refuses those above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    reads, writes = os.pipe()
+    high = fcntl.fcntl(reads, fcntl.F_DUPFD, 1_500)
+    try:
+        assert not is_readable(high, 0)
+        os.write(writes, b"x")
+        assert is_readable(high)
+    finally:
+        for one in (reads, writes, high):
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -28,6 +28,12 @@ _AWAITED: Final = " to a commit: it may wait for a standby of synchronous_standb
 T = TypeVar("T")
 
 
+def is_cancelled_wait(notice: psycopg.errors.Diagnostic) -> bool:
+    """Return whether a commit's wait for the synchronous standbys was cancelled: they may lack it."""
+    # the function's name, since the message may be in any language
+    return notice.source_function == "SyncRepWaitForLSN"
+
+
 class LackingStandbyError(psycopg.OperationalError):
     """A transaction is committed, but its wait for the synchronous standbys was cancelled: they may lack it."""
 
@@ -63,8 +69,7 @@ class TimedConnection(psycopg.Connection[Any]):
         return connection
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
-        # its name, since the message may be in any language
-        if notice.source_function == "SyncRepWaitForLSN":
+        if is_cancelled_wait(notice):
             self._cancelled.append(notice.message_primary or "")
 
     def commit(self) -> None:

@@ -21,6 +21,7 @@ from typing_extensions import override
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors, NotReplicatedError
+from conduit_dagster.state.timed_connection import is_cancelled_wait
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -114,8 +115,7 @@ def transaction(connection: Connection, settings: DatabaseSettings, force_rollba
     cancelled: list[str] = []
 
     def notice(found: psycopg.errors.Diagnostic) -> None:
-        # its name, since the message may be in any language
-        if found.source_function == "SyncRepWaitForLSN":
+        if is_cancelled_wait(found):
             cancelled.append(found.message_primary or "")
 
     connection.add_notice_handler(notice)

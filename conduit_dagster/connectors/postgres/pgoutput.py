@@ -5,7 +5,6 @@ A range of the stream can be read any number of times until it is confirmed.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from conduit_dagster.connectors.postgres.connection import NO_LIMITS
 from conduit_dagster.connectors.postgres.row_values import SET_SESSION, ReadRow
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import format_lsn, parse_lsn
+from conduit_dagster.processes import is_readable
 from conduit_dagster.record import Document
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
@@ -228,7 +228,7 @@ class ReplicationStream:
 
     def _wait(self, confirmed: int) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not select.select([self._connection.socket], [], [], _PING)[0]:
+        while not is_readable(self._connection.socket, _PING):
             if time.monotonic() > deadline:
                 raise psycopg.OperationalError(f"the server has not answered for {PATIENCE:.0f} s")
             self._report(confirmed)
