@@ -120,7 +120,8 @@ def _java(project: Project) -> Check:
 def _spark(project: Project) -> Check:
     from conduit_dagster.cli.verb_session import spark_session, spark_settings
     from conduit_dagster.engine.run_jobs import Jobs
-    from conduit_dagster.engine.spark_tasks import SHARE, workers
+    from conduit_dagster.engine.spark_tasks import SHARE
+    from conduit_dagster.engine.worker_probe import workers
 
     # tasks of a session on this machine have the driver's folders
     is_local = spark_settings(project, server=False).local

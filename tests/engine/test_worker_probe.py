@@ -8,7 +8,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.engine.spark_tasks import WorkerReport, _look, workers
+from conduit_dagster.engine.worker_probe import WorkerReport, _look, workers
 
 
 def _seen(file: Path) -> WorkerReport:
