@@ -6,7 +6,6 @@ Run as a module, by :func:`conduit_dagster.spark.class_data.make_archive_later`.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.processes import is_up, started_at, try_lock
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.class_data import archive_path, forget_unused, mark_failed
+from conduit_dagster.spark.java import STAYS
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan
 from conduit_dagster.spark.server_monitor import loopback_channel
@@ -37,7 +37,6 @@ def main() -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     os.nice(19)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below `nohup` its server would ignore it
     with path.with_suffix(".lock").open("ab") as lock:
         if not try_lock(lock):
             return
@@ -75,7 +74,7 @@ def _recorded(aside: Path, draft: Path) -> int:
         )  # fmt: skip
     try:
         _exercise(_up(process, plan["server"]))
-        process.send_signal(signal.SIGHUP)  # as `processes.end` does
+        process.terminate()
         return process.wait(_END)
     finally:
         process.kill()
@@ -83,12 +82,13 @@ def _recorded(aside: Path, draft: Path) -> int:
 
 
 def recording_environment(environment: Mapping[str, str], draft: Path) -> dict[str, str]:
-    """Return the environment in which the server writes ``draft``, and starts no warm process.
+    """Return the environment in which the server writes ``draft``, starts no warm process, and ends by SIGTERM.
 
-    That would stay for the user's next runs, at the low priority of this one.
+    A warm process would stay for the user's next runs, at the low priority of this one; and a server that ignores what
+    ends this process would stay for ever.
     """
     options = f"{environment['SPARK_SUBMIT_OPTS']} -XX:ArchiveClassesAtExit={draft} -Xlog:disable"
-    return {**environment, "SPARK_SUBMIT_OPTS": options, "CONDUIT_WARM_SECONDS": "0"}
+    return {**environment, "SPARK_SUBMIT_OPTS": options, "CONDUIT_WARM_SECONDS": "0", STAYS: ""}
 
 
 def _up(process: subprocess.Popen[bytes], about: dict[str, Any]) -> SparkServer:

