@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.engine.run_status import AWAY
+from conduit_dagster.readable import when
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
@@ -253,7 +253,7 @@ def _acks(snapshot: RunSnapshot) -> Metadata:
 
 def _history(events: list[Event]) -> dg.TableMetadataValue:
     rows: list[dict[str, str | int | float]] = [
-        {"time": _time(event.at_ns), "event": said(event.event, event.detail)} for event in reversed(events)
+        {"time": when(event.at_ns), "event": said(event.event, event.detail)} for event in reversed(events)
     ]
     return _table({"time": "string", "event": "string"}, rows)
 
@@ -288,7 +288,7 @@ def _newest(letters: list[dict[str, Any]]) -> dg.TableMetadataValue:
     # the UI cuts off wide tables at the right
     names = ("message", "node", "source", "offset", "position", "code")
     rows = [
-        {"time": _time(row["at_ns"]), **{name: _cell(row[name]) for name in names}, "id": letter_id(row)}
+        {"time": when(row["at_ns"]), **{name: _cell(row[name]) for name in names}, "id": letter_id(row)}
         for row in letters
     ]
     kinds = {name: "int" if name == "offset" else "string" for name in ("time", *names, "id")}
@@ -303,7 +303,3 @@ def _table(columns: dict[str, str], rows: list[dict[str, str | int | float]]) ->
 
 def _cell(value: Any) -> str | int | float:
     return value if isinstance(value, int | float) else str(value)[:_LONGEST_TEXT]
-
-
-def _time(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(sep=" ", timespec="seconds")

@@ -8,7 +8,6 @@ import shlex
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from conduit_dagster.cli.terminal import ago, due, print_table, styled
 from conduit_dagster.cli.verb import Outcome, count
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.processes import is_dead
+from conduit_dagster.readable import when
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.claim import existing_store
@@ -174,7 +174,7 @@ def _restart(row: Facts) -> Facts | None:
     if row["status"] != PipelineStatus.RECOVERING:
         return None
     due = state.restart_at_ns
-    at = datetime.fromtimestamp(due / 1e9, UTC).isoformat(timespec="milliseconds") if due else None
+    at = when(due) if due else None
     return {"attempt": state.past.attempt, "at": at, "at_ns": due, "cause": state.cause}
 
 

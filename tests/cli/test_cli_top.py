@@ -11,6 +11,7 @@ import pytest
 from lab.as_owner import ERROR, owned
 
 from conduit_dagster.cli.terminal import ago, due, span
+from conduit_dagster.readable import when
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.status_store import RunStart
 
@@ -75,3 +76,5 @@ def test_list_says_in_how_long_a_pipeline_restarts(run, project: Path) -> None:
         store.status.begin(RunStart("first", "pipelines/orders.yaml"))
         store.status.failed({**ERROR, "fatal": False}, Policy(4_000.0, 4_000.0), "first")
     assert "recovering, restart 1 in 1 h" in run("pipelines", "list").out
+    (row,) = run("pipelines", "list", "--json").envelope["result"]["pipelines"]
+    assert row["restart"]["at"] == when(row["restart"]["at_ns"])
