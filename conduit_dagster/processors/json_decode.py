@@ -88,8 +88,17 @@ def _code(field: Reference) -> PayloadCode | None:
 def _reason(error: Exception, text: bytes | str) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, UnicodeError):
-        return f"it is not UTF-8 ({error})"
+    if unfit := _unfit(text):
+        return f"it is not UTF-8 ({unfit})"
     if isinstance(text, bytes) and text.startswith(_MARK):
         return "a byte-order mark stands before it"
     return str(error).removeprefix("JSON is malformed: ")
+
+
+def _unfit(text: bytes | str) -> UnicodeError | None:
+    """Return why a text is not UTF-8: msgspec raises it as a ``UnicodeError`` before 0.23, and without a place since."""
+    try:
+        text.decode() if isinstance(text, bytes) else text.encode()
+    except UnicodeError as error:
+        return error
+    return None

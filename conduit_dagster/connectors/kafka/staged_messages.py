@@ -120,7 +120,7 @@ class MessageLayout:
             if isinstance(self._format, OpenCdcJson):
                 return decode(value or b"")
             document = msgspec.json.decode(value or b"null")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             document = None
         return Record(0, {}, document if isinstance(document, dict) else value, key)
 

@@ -55,3 +55,10 @@ def test_blocks_leave_no_trace(tmp_path: Path, kind: str, size: int) -> None:
     topics = ["t" if kind == "one" else f"c{number % 3}" for number in numbers]
     values = [f'{{"i":{number}}}'.encode() if number % 5 else None for number in numbers]
     assert messages == list(zip(range(len(numbers)), topics, values, strict=True))
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b'{"a":"\xff"}', b"[" * 5_000, b"no JSON", b"[1]"])
+def test_a_value_that_is_no_document_stays_raw(value: bytes) -> None:
+    """Bytes that begin like JSON are rebuilt as well: a refused record needs its letter."""
+    layout = MessageLayout(KafkaDestinationSettings.model_validate(SETTINGS | {"topic": "t"}))
+    assert layout.record(value, b"k") == Record(0, {}, value, b"k")
