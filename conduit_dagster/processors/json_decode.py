@@ -96,7 +96,7 @@ def _reason(error: Exception, text: bytes | str) -> str:
 
 
 def _unfit(text: bytes | str) -> UnicodeError | None:
-    """Return why a text is not UTF-8: msgspec raises it as a ``UnicodeError`` before 0.23, and without a place since."""
+    """Return why a text is not UTF-8, which msgspec raises with a place before 0.23 only."""
     try:
         text.decode() if isinstance(text, bytes) else text.encode()
     except UnicodeError as error:
