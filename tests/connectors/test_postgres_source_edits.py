@@ -18,7 +18,7 @@ from lab.support import Lab, queue
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
-from conduit_dagster.connectors.postgres import publication_watch
+from conduit_dagster.connectors.postgres import publication
 from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -270,7 +270,7 @@ def test_a_table_that_leaves_the_publication_during_a_run_is_published_and_copie
     source = reading.source(tables="a", snapshotMode=mode)
     _, position = stepped(source, {})
     reading.execute(f'ALTER PUBLICATION "{reading.name}" DROP TABLE a; INSERT INTO a VALUES (2)')
-    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    monkeypatch.setattr(publication, "_SECONDS", 0.0)
     found, position = stepped(source, position)
     reading.execute("INSERT INTO a VALUES (3)")
     more, _ = stepped(source, position)
@@ -288,7 +288,7 @@ def test_a_table_that_leaves_the_publication_while_tables_are_copied_has_all_row
     position = travelled(source.latest({}, Limit(6, 10**9), None))
     found = records_of(source, {}, position)
     reading.execute(f'ALTER PUBLICATION "{reading.name}" DROP TABLE {lost}; INSERT INTO {lost} VALUES (5)')
-    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    monkeypatch.setattr(publication, "_SECONDS", 0.0)
     found += stepped(source, position)[0]
     assert set(ids([record for record in found if record.collection == lost])) == {1, 2, 3, 4, 5}
 
@@ -301,7 +301,7 @@ def test_a_publication_that_leaves_out_kinds_of_changes_during_a_run_ends_it(
     source = reading.source(tables="a")
     _, position = stepped(source, {})
     reading.execute(f"ALTER PUBLICATION \"{reading.name}\" SET (publish = 'insert'); DELETE FROM a")
-    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    monkeypatch.setattr(publication, "_SECONDS", 0.0)
     for run in (source, reading.source(tables="a")):
         with pytest.raises(FatalError, match="kinds of changes") as caught:
             stepped(run, position)
@@ -315,7 +315,7 @@ def test_a_table_that_is_dropped_during_a_run_does_not_end_it(
     source = reading.source(tables="a, b")
     _, position = stepped(source, {})
     reading.execute("DROP TABLE b; INSERT INTO a VALUES (2)")
-    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    monkeypatch.setattr(publication, "_SECONDS", 0.0)
     assert ids(stepped(source, position)[0]) == [2]
 
 

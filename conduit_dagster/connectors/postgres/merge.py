@@ -16,9 +16,9 @@ from conduit_dagster.connectors.postgres.merge_statements import (
     OnConflict,
     apply_in_order,
 )
-from conduit_dagster.connectors.postgres.row_security import Command, refuse_hidden_rows
 from conduit_dagster.connectors.postgres.sqlstates import is_data
 from conduit_dagster.connectors.postgres.staged_rows import MOVES
+from conduit_dagster.connectors.postgres.table_changes import Command, refuse_hidden_rows
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
 _LOOK = """

@@ -1,21 +1,27 @@
-"""The publication, which selects the tables whose changes the slot sends: created, extended and inspected."""
+"""The publication, which selects the tables whose changes the slot sends: created and watched; and its owner."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
+import structlog
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.connection import Connection, value_of
+from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.postgres.connection import Connection, exists, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import START_OVER, SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import divided_tables, is_partitioned, oid_of
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import ConnectorContext
+from conduit_dagster.state.claim import project_id
 
 _PUBLICATION = """
     SELECT p.puballtables, coalesce(obj_description(p.oid, 'pg_publication'), ''),
@@ -38,6 +44,39 @@ _MAY_PUBLISH = """
         JOIN pg_namespace n ON n.nspname = schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = name
         WHERE NOT pg_has_role(c.relowner, 'USAGE'))
 """
+_MARK = "conduit_dagster: "
+"""Prefix of the comment; the id of its owner follows."""
+_PROJECT = " of project "
+"""Before the project's id, which earlier versions left out. Ids of connectors have no blanks."""
+
+
+class SlotOwner:
+    """A source and its project as the owner of a slot: in the comment on the publication that it created.
+
+    Projects may have pipelines of the same ids, such as a test and a production system with the same files. What one of
+    them confirms, or drops with its pipeline, is lost to the other.
+    """
+
+    def __init__(self, context: ConnectorContext) -> None:
+        self._id, self._root = context.full_id, context.root
+
+    @lazy_property
+    def _project(self) -> str:
+        return project_id(Project.find(Path(self._root)).home)
+
+    @property
+    def comment(self) -> str:
+        """The comment on a publication that this source creates."""
+        return f"{_MARK}{self._id}{_PROJECT if self._project else ''}{self._project}"
+
+    def is_own(self, comment: str) -> bool:
+        """Return whether this source, or an earlier version of it, created the publication with this comment."""
+        owner, _, project = comment.removeprefix(_MARK).partition(_PROJECT)
+        return comment.startswith(_MARK) and owner == self._id and project in ("", self._project)
+
+    def other(self, comment: str) -> str | None:
+        """Return the source that created the publication with this comment; None if it is this one, or none did."""
+        return None if not comment.startswith(_MARK) or self.is_own(comment) else comment.removeprefix(_MARK)
 
 
 class _Properties(NamedTuple):
@@ -189,3 +228,41 @@ class Publication:
 def _list(tables: Sequence[TableName]) -> sql.Composed:
     # a child by INHERITS is published only if it is named itself
     return sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.quoted) for table in tables)
+
+
+_SECONDS = 10.0
+"""Seconds between two looks."""
+
+log = structlog.get_logger("conduit.postgres")
+
+
+class PublicationWatch:
+    """Looks now and then whether all tables of a run are still published, as they are when it begins.
+
+    Changes of a table that leaves the publication are missing in the stream from then on.
+    """
+
+    def __init__(self, publication: Publication, copies: bool) -> None:
+        """``copies``: such tables are copied again."""
+        self._publication, self._after = publication, ", copies follow" if copies else ""
+        self._tables: Sequence[TableName] = ()
+        self._looked = 0.0
+
+    def begin(self, tables: Sequence[TableName]) -> None:
+        """Note the tables, all of which are published now."""
+        self._tables, self._looked = tables, time.monotonic()
+
+    def has_lost(self, connection: Connection) -> bool:
+        """Return whether a table is no longer published, or some of its changes; False until the next look is due.
+
+        A table that was dropped is not missed: the next start says so.
+        """
+        if not self._tables or time.monotonic() - self._looked < _SECONDS:
+            return False
+        self._looked = time.monotonic()
+        lost = [
+            str(table) for table in self._publication.unpublished(connection, self._tables) if exists(connection, table)
+        ]
+        if lost:
+            log.warning(f"tables are no longer published: changes of theirs are missing{self._after}", tables=lost)
+        return bool(lost) or self._publication.leaves_out_changes(connection)

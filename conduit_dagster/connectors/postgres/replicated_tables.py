@@ -10,18 +10,16 @@ from typing import Any
 import msgspec
 import psycopg
 
-from conduit_dagster.connectors.postgres.awaited_standbys import AwaitedStandbys
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
-from conduit_dagster.connectors.postgres.publication import Publication
-from conduit_dagster.connectors.postgres.publication_watch import PublicationWatch
+from conduit_dagster.connectors.postgres.publication import Publication, PublicationWatch
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn, parse_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_tables import oid_of, published_shapes
-from conduit_dagster.connectors.postgres.stream_pace import StreamPace, is_dear
+from conduit_dagster.connectors.postgres.stream_pace import AwaitedStandbys, StreamPace, is_dear
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes, open_stream
 from conduit_dagster.recovery.errors import ConduitError

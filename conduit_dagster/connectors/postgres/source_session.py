@@ -8,9 +8,9 @@ from typing import TypeVar
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, value_of
+from conduit_dagster.connectors.postgres.publication import SlotOwner
 from conduit_dagster.connectors.postgres.row_values import SET_SESSION
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo, typed_name
-from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of, quoted

@@ -1,16 +1,16 @@
-"""Table-level changes within a delivery: truncates, and creation of tables."""
+"""Table-level changes within a delivery: truncates, creation of tables, and refusal of rows that a policy hides."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, Literal
 
 import psycopg
 from psycopg import errors, sql
 
-from conduit_dagster.connectors.postgres.connection import Connection, exists
+from conduit_dagster.connectors.postgres.connection import Connection, exists, value_of
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
-from conduit_dagster.connectors.postgres.new_columns import declared
-from conduit_dagster.connectors.postgres.row_security import refuse_hidden_rows
+from conduit_dagster.connectors.postgres.seen_rows import declared
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.sqlstates import BulkError, RowError, is_about_table, is_data, state_name
 from conduit_dagster.connectors.postgres.staged_rows import Missing
@@ -73,3 +73,30 @@ def _empty(connection: Connection, tables: list[TableName]) -> None:
             for number, name in enumerate(tables)
         ]
         connection.execute(sql.SQL("WITH {} SELECT").format(sql.SQL(", ").join(deletes)))
+
+
+Command = Literal["r", "w", "d"]
+"""What a policy is for, as in ``pg_policy``: reads, updates, deletes."""
+
+_HIDES: Final = """
+    WITH own AS (
+        SELECT * FROM pg_policy p WHERE p.polrelid = to_regclass(%s) AND EXISTS (
+            SELECT FROM unnest(p.polroles) AS role (id) WHERE id = 0 OR pg_has_role(id, 'USAGE')))
+    SELECT row_security_active(%s) AND EXISTS (
+        SELECT FROM unnest(%s::text[]) AS command (name)
+        WHERE EXISTS (SELECT FROM own WHERE polcmd::text IN ('*', name) AND NOT polpermissive)
+            OR NOT EXISTS (SELECT FROM own WHERE polcmd::text IN ('*', name) AND polpermissive
+                           AND pg_get_expr(polqual, polrelid) = 'true'))
+"""
+
+
+def refuse_hidden_rows(connection: Connection, tables: Sequence[TableName], commands: Collection[Command]) -> None:
+    """Have the server refuse the following statements of the transaction on a table of which a policy may hide rows.
+
+    The change of a hidden row would do nothing, and succeed.
+    It takes each policy for one that may, but those that take every row (``USING (true)``).
+    """
+    for table in tables:
+        name = table.quoted.as_string(connection)
+        if value_of(connection, _HIDES, (name, name, sorted(commands))):
+            connection.execute("SET LOCAL row_security = off")
