@@ -68,7 +68,7 @@ class OpenTransactions:
             if limit and time.monotonic() > deadline:
                 message = f"transactions that began earlier are still open after {limit:.0f} s"
                 fix = "end them: SELECT pid, query, xact_start FROM pg_stat_activity WHERE xact_start IS NOT NULL"
-                raise errors.waiting(message, fix)
+                raise errors.outage(message, "postgres.busy", fix)
             time.sleep(_PAUSE)
 
 

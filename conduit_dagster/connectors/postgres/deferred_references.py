@@ -6,19 +6,18 @@ Sent in pieces, rows would be refused whose parents come in a later piece.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.regrouped_lines import Placed
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, row_of
-from conduit_dagster.connectors.postgres.table_plan import Slice
+from conduit_dagster.connectors.postgres.table_plan import Slice, lines_of
 from conduit_dagster.sdk import NACKED_TOGETHER
 
 _CHUNK: Final = 10_000
@@ -128,18 +127,10 @@ def _all_equal(names: Sequence[str], values: Sequence[sql.Composed]) -> sql.Comp
 
 
 def _candidates(group: LineGroup, slices: Sequence[Slice], query: _Query) -> Iterator[_Candidate]:
-    for place, line in _lines(slices):
-        row = row_of(group, line)
+    for one, line in lines_of(slices):
+        row = row_of(group, line[:-1].decode())
         data = row.key if query.deletes else row.after
         if (row.operation == "delete") is query.deletes and isinstance(data, dict):
             values = [value for name in query.names if isinstance(value := data.get(name), str)]
             if len(values) == len(query.names):
-                yield place, tuple(values)
-
-
-def _lines(slices: Sequence[Slice]) -> Iterator[tuple[int, str]]:
-    for url, of_file in groupby(slices, lambda one: one.url):
-        with storage.open_read(url) as file:
-            for one in of_file:
-                file.seek(one.offset)
-                yield from ((one.place + number, file.readline()[:-1].decode()) for number in range(one.records))
+                yield one.place, tuple(values)

@@ -135,9 +135,6 @@ class PolledTables:
         # must be queried after the rows, so that transactions that began in between are waited for as well
         return _Look(bounds, OpenTransactions.that_may_write(connection), at) if bounds else None
 
-    def _is_first_copy(self) -> bool:
-        return self._settings.snapshot_mode == "initial"
-
     def _ready(self, connection: Connection, start: PostgresPosition) -> PostgresPosition:
         """Find the tables, once in a run. Return the position with the server; without a copy, at the end of each
         table."""
@@ -148,7 +145,7 @@ class PolledTables:
         self._copies.begin(connection, tables, start)
         position = msgspec.structs.replace(start, server=server)
         new = [str(table) for table in tables if str(table) not in start.copied and str(table) not in start.followed]
-        if self._is_first_copy() or not new or not self._is_run:
+        if self._settings.snapshot_mode == "initial" or not new or not self._is_run:
             self._is_ready = True
             return position
         look = self._look(connection, position)
@@ -245,14 +242,14 @@ class _TablePolls(TableCopies):
         if not name:
             if [column.type for column in key] not in _WHOLE_NUMBERS:
                 message = f"the key of {table} is not a single integer, so new rows may come before those already read"
-                raise self._errors.unfit("postgres.no_polling_column", message, "name a column with polling.column")
+                raise self._errors.fatal(message, "postgres.no_polling_column", "name a column with polling.column")
             return key
         column = order_column(connection, table, name)
         if column is None:
             message = f"{table} has no column {name} that is NOT NULL, not generated, and no date or rounded time"
             fix = f"ALTER TABLE {table.typed} ALTER COLUMN {typed_name(name)} SET NOT NULL"
             fix += "; or name another one with polling.column"
-            raise self._errors.unfit("postgres.no_polling_column", message, fix)
+            raise self._errors.fatal(message, "postgres.no_polling_column", fix)
         return [column, *(one for one in key if one.name != name)]
 
     def _operation(self, table: str, start: PostgresPosition) -> CopyOperation:

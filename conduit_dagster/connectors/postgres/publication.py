@@ -114,7 +114,7 @@ class Publication:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
             more = f"{fix}; what was left out meanwhile is missing: {START_OVER}" if is_read else fix
-            raise self._errors.unfit("postgres.publication", message, more)
+            raise self._errors.fatal(message, "postgres.publication", more)
         if missing := self._missing(connection, tables):
             self._uncover(connection, missing, found)
             self._extend(connection, self._missing(connection, tables), found)
@@ -192,7 +192,7 @@ class Publication:
 
     def _may_not_publish(self, connection: Connection, statement: sql.Composed, why: str | None) -> ConduitError:
         fix = f"as a superuser, or the owner of tables and database: {statement.as_string(connection)}"
-        return self._errors.unfit("postgres.no_privilege", f"no right to publish the tables: {why}", fix)
+        return self._errors.fatal(f"no right to publish the tables: {why}", "postgres.no_privilege", fix)
 
     def _uncover(self, connection: Connection, missing: Sequence[TableName], found: _Properties) -> None:
         """Take the tables out of the publication as whose changes it sends those of missing partitions. Raise
@@ -220,7 +220,7 @@ class Publication:
             statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(name)
         if not self._owner.is_own(found.comment):
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
-            raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
+            raise self._errors.fatal(message, "postgres.publication", statement.as_string(connection))
         with self._as_owner(connection, statement):
             connection.execute(statement)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Final, NamedTuple
 
-from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.sqlstates import RowError
 from conduit_dagster.connectors.postgres.staged_rows import MOVES
-from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Slice
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Slice, lines_of
 from conduit_dagster.sdk import NACKED_TOGETHER
 
 _WIDEST: Final = 1_000
@@ -96,16 +95,8 @@ def _kept(lines: Iterator[_Line], waiting: deque[_Line]) -> Iterator[_Line]:
 
 def _lines(batch: CopyBatch) -> Iterator[_Line]:
     """Yield each line of a batch as a slice of its own."""
-    for url, slices in groupby(batch.slices, lambda one: one.url):
-        with storage.open_read(url) as file:
-            for one in slices:
-                file.seek(one.offset)
-                offset = one.offset
-                for number in range(one.records):
-                    line = file.readline()
-                    moves = batch.group.moves and line[:1].decode() in MOVES
-                    yield _Line(Slice(url, offset, len(line), 1, one.place + number), moves)
-                    offset += len(line)
+    for one, line in lines_of(batch.slices):
+        yield _Line(one, batch.group.moves and line[:1].decode() in MOVES)
 
 
 def _joined(lines: Sequence[Slice]) -> list[Slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.catalog import Table
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup
-from conduit_dagster.connectors.postgres.table_plan import Slice
+from conduit_dagster.connectors.postgres.table_plan import Slice, lines_of
 from conduit_dagster.record import Nack
 from conduit_dagster.sdk import NACKED_TOGETHER, Refusal, Rejected
 
@@ -34,7 +34,7 @@ def widened_lines(slices: Sequence[Placed], url: str) -> list[Placed]:
                 found.append((group, one))
                 continue
             cells = _Cells(group, wide)
-            data = b"".join(map(cells.line, _lines(one)))
+            data = b"".join(cells.line(line) for _, line in lines_of([one]))
             file.write(data)
             found.append((wide, Slice(url, offset, len(data), one.records, one.place)))
             offset += len(data)
@@ -71,7 +71,8 @@ def narrowed_lines(
 
     Raises ``Rejected`` for records with values for such columns, unless ``ignores`` (``unmapped: ignore``).
     """
-    lacks = {group: _lacks(group, tables.get(group.table)) for group, _ in slices}
+    known = {name: table.columns.keys() for name, table in tables.items() if table is not None}
+    lacks = {group: frozenset(group.columns).difference(known.get(group.table, group.columns)) for group, _ in slices}
     if not any(lacks.values()):
         return list(slices)
     found, refused, offset = list[Placed](), list[Refusal](), 0
@@ -81,9 +82,9 @@ def narrowed_lines(
                 found.append((group, one))
                 continue
             narrower, size = _Narrower(group, lacks[group], ignores), 0
-            for place, line in enumerate(_lines(one), one.place):
+            for alone, line in lines_of([one]):
                 if (made := narrower.line(line)) is None:
-                    refused.append(Refusal(place, narrower.nack))
+                    refused.append(Refusal(alone.place, narrower.nack))
                 else:
                     file.write(made)
                     size += len(made)
@@ -93,17 +94,6 @@ def narrowed_lines(
     if refused:
         raise Rejected(*refused[0], more=refused[1:NACKED_TOGETHER])
     return found
-
-
-def _lacks(group: LineGroup, table: Table | None) -> frozenset[str]:
-    return frozenset() if table is None else frozenset(group.columns) - table.columns.keys()
-
-
-def _lines(one: Slice) -> Iterator[bytes]:
-    with storage.open_read(one.url) as file:
-        file.seek(one.offset)
-        for _ in range(one.records):
-            yield file.readline()
 
 
 class _Cells:

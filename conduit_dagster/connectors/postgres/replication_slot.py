@@ -96,11 +96,11 @@ class ReplicationSlot:
         timeline, is_copy, is_early, awaited = more
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
-            raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
+            raise self._errors.fatal(message, "postgres.slot_unusable", "name another one with logrepl.slotName")
         if is_early:
             message = f"the replication slot {self._settings.slot} has two_phase: it sends a prepared transaction "
             message += "whether it is committed later or not"
-            raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
+            raise self._errors.fatal(message, "postgres.slot_unusable", "name another one with logrepl.slotName")
         if is_copy:
             raise self._errors.slot_synchronized()
         server, is_lost = self._identity.of(connection), status == "lost"
@@ -140,7 +140,7 @@ class ReplicationSlot:
         except psycopg.errors.QueryCanceled:
             message = f"the primary has not told this standby its open transactions for {limit:.0f} s"
             fix = "on the primary: SELECT pg_log_standby_snapshot(), and end what is open; or raise lock-timeout"
-            raise self._errors.waiting(message, fix) from None
+            raise self._errors.outage(message, "postgres.busy", fix) from None
 
     def require_logical(self, connection: Connection, look: SlotLook) -> None:
         """Raise ``FatalError`` if the server writes no logical WAL, or is a standby that can't read it."""
@@ -149,14 +149,14 @@ class ReplicationSlot:
         if (level := value_of(connection, "SHOW wal_level")) != "logical":
             message = f"wal_level is {level}, and changes are read with logical only"
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"
-            raise self._errors.unfit("postgres.wal_level", message, fix)
+            raise self._errors.fatal(message, "postgres.wal_level", fix)
 
     def require_rights(self, connection: Connection, user: str, has_slot: bool) -> None:
         """Raise ``FatalError`` if the user may not replicate, or the server has no slot or sender left."""
         if not value_of(connection, _MAY_REPLICATE):
             message = f"{user} may not replicate; cdcMode: long_polling needs no such right, but finds no deletes"
             fix = f"as a superuser: ALTER ROLE {typed_name(user)} REPLICATION"
-            raise self._errors.unfit("postgres.no_privilege", message, fix)
+            raise self._errors.fatal(message, "postgres.no_privilege", fix)
         row = connection.execute(_ROOM).fetchone()
         assert row is not None
         for left, setting in zip(row, ("max_replication_slots", "max_wal_senders"), strict=True):
@@ -164,7 +164,7 @@ class ReplicationSlot:
                 fix = (
                     f"ALTER SYSTEM SET {setting} to a higher number, then restart the server; or drop what nobody reads"
                 )
-                raise self._errors.unfit("postgres.no_slot_left", f"{setting} is used up", fix)
+                raise self._errors.fatal(f"{setting} is used up", "postgres.no_slot_left", fix)
 
     # -- removal ------------------------------------------------------------------------------------------------
 

@@ -37,10 +37,6 @@ text: Final = bytes.decode
 """Decoder of text."""
 
 
-def _boolean(value: bytes) -> bool:
-    return value == b"t"
-
-
 def _number(value: bytes) -> float | str:
     try:
         # the JSON decoder drops the sign of a negative zero
@@ -119,7 +115,7 @@ _INTEGERS = (20, 21, 23, 26, 28, 5069)
 _FLOATS = (700, 701)
 _DOCUMENTS = (114, 3802)
 _BASE: Final[dict[int, Decode]] = {
-    16: _boolean,
+    16: lambda value: value == b"t",
     **dict.fromkeys(_INTEGERS, _integer),
     **dict.fromkeys(_FLOATS, _number),
     **dict.fromkeys(_DOCUMENTS, _document),

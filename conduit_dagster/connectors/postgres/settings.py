@@ -71,28 +71,12 @@ NAME_BYTES = 63
 """Maximum bytes of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 STATE_TABLES = frozenset(
     f"conduit_{name}"
-    for name in [
-        "collections",
-        "consumers",
-        "dead_letter_parts",
-        "dead_letters",
-        "generations",
-        "history",
-        "kept_values",
-        "launches",
-        "log_parts",
-        "logs",
-        "meta",
-        "migrations",
-        "offsets",
-        "owners",
-        "pipelines",
-        "recoveries",
-        "sources",
-        "step_deliveries",
-        "steps",
-    ]
-)
+    for name in (
+        "collections", "consumers", "dead_letter_parts", "dead_letters", "generations", "history", "kept_values",
+        "launches", "log_parts", "logs", "meta", "migrations", "offsets", "owners", "pipelines", "recoveries",
+        "sources", "step_deliveries", "steps",
+    )
+)  # fmt: skip
 """Tables of the state store, which may be in the same database and schema as the destination."""
 
 

@@ -244,7 +244,7 @@ class SeenChanges:
     def __init__(self, position: PostgresPosition, compare: Compare) -> None:
         known = {name: _SeenTransactions(bound) for name, bound in position.snapshots.items()}
         self._parts = {
-            table: [_part(region, known) for region in regions]
+            table: [_Part(region.upto, known[region.snapshot] if region.snapshot else None) for region in regions]
             for table, regions in position.copied.items()
             if any(region.snapshot for region in regions)
         }
@@ -274,10 +274,6 @@ class SeenChanges:
             if part.upto is None or self._compare(table, key, part.upto):
                 return _saw(part, xid)
         return False
-
-
-def _part(region: Region, known: dict[str, _SeenTransactions]) -> _Part:
-    return _Part(region.upto, known[region.snapshot] if region.snapshot else None)
 
 
 def _saw(part: _Part, xid: int) -> bool:

@@ -104,11 +104,14 @@ class SplitReader:
     def _session(self) -> Connection:
         return open_session(self._settings, self._errors, f"{self._application}:task")
 
+    def _catalog(self) -> StreamCatalog:
+        return StreamCatalog(self._session, self._errors)
+
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def _rows(self, begin: PostgresPosition, detail: CopyDetail, options: ReadOptions) -> Iterator[Block]:
         part = detail.part
-        with closing(self._session()) as connection, StreamCatalog(self._session, self._errors) as catalog:
+        with closing(self._session()) as connection, closing(self._catalog()) as catalog:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
@@ -130,7 +133,7 @@ class SplitReader:
 
     def _changes(self, begin: PostgresPosition, detail: StreamDetail, options: ReadOptions) -> Iterator[Block]:
         start, end = begin.point, detail.end
-        with StreamCatalog(self._session, self._errors) as catalog, self._stream(start, end) as stream:
+        with closing(self._catalog()) as catalog, self._stream(start, end) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
 
             def describe(relation: Relation) -> None:
@@ -219,7 +222,9 @@ class SplitReader:
                 raise self._errors.went_back(format_lsn(there), format_lsn(end))
             if time.monotonic() > deadline:
                 message = f"the standby's WAL ends at {format_lsn(there)}, before {format_lsn(end)}, which was planned"
-                raise self._errors.waiting(message, "wait until it has caught up with its primary; nothing was lost")
+                raise self._errors.outage(
+                    message, "postgres.busy", "wait until it has caught up with its primary; nothing was lost"
+                )
             time.sleep(_PAUSE)
 
     def _take_over(self, name: str, waited: float) -> None:

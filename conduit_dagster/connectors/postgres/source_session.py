@@ -88,7 +88,7 @@ class SourceSession:
         for table in tables:
             if not value_of(connection, _MAY_READ, (quoted(table),)):
                 message, user = f"{self.server.user} may not read {table}", typed_name(self.server.user)
-                raise self.errors.unfit("postgres.no_privilege", message, f"GRANT SELECT ON {quoted(table)} TO {user}")
+                raise self.errors.fatal(message, "postgres.no_privilege", f"GRANT SELECT ON {quoted(table)} TO {user}")
             if reads_rows and value_of(connection, _HIDES_ROWS, (quoted(table),)):
                 raise self.errors.hides_rows(f"row-level security may hide rows of {table}")
 

@@ -175,11 +175,8 @@ def row_of(group: LineGroup, line: str) -> Record:
 
 
 def _values(columns: tuple[str, ...], cells: list[str]) -> dict[str, str | None]:
-    return {name: None if cell == r"\N" else _unescaped(cell) for name, cell in zip(columns, cells, strict=True)}
-
-
-def _unescaped(cell: str) -> str:
-    return _ESCAPED.sub(_character, cell) if "\\" in cell else cell
+    pairs = zip(columns, cells, strict=True)
+    return {name: None if cell == r"\N" else _ESCAPED.sub(_character, cell) for name, cell in pairs}
 
 
 def _character(found: re.Match[str]) -> str:

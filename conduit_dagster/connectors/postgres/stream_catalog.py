@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -44,12 +43,8 @@ class StreamCatalog:
         self._types: dict[int, OwnType | None] = {}
         self._ordered: dict[tuple[str, tuple[str, ...], tuple[str, ...]], bool] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
 

@@ -98,7 +98,7 @@ class TableCopies:
             fix = (
                 "add one, or ALTER TABLE … REPLICA IDENTITY USING INDEX …; or leave the table out of the setting tables"
             )
-            raise self._errors.unfit("postgres.no_key", message, fix)
+            raise self._errors.fatal(message, "postgres.no_key", fix)
         self._find_published(connection)
         generated = tables_with_generated_keys(connection)
         for table in (table for table in tables if table in generated or table in self._tables):

@@ -69,6 +69,19 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
         yield data
 
 
+def lines_of(slices: Iterable[Slice]) -> Iterator[tuple[Slice, bytes]]:
+    """Yield each line of the slices, with its end, and the slice that it is alone."""
+    for url, of_file in groupby(slices, lambda one: one.url):
+        with storage.open_read(url) as file:
+            for one in of_file:
+                file.seek(one.offset)
+                offset = one.offset
+                for place in range(one.place, one.place + one.records):
+                    line = file.readline()
+                    yield Slice(url, offset, len(line), 1, place), line
+                    offset += len(line)
+
+
 def batches(slices: list[tuple[LineGroup, Slice]], strict: bool = False) -> list[CopyBatch]:
     """Return batches whose order has the same effect as the record order.
 
@@ -197,8 +210,4 @@ class Locator:
             return known
         with storage.open_read(url) as file:
             file.seek(self._offset)
-            return _bytes_of(file, records)
-
-
-def _bytes_of(file: IO[bytes], lines: int) -> int:
-    return sum(map(len, islice(file, lines)))
+            return sum(map(len, islice(file, records)))
