@@ -142,7 +142,7 @@ class Cluster:
         found: dict[Any, Any] = {}
         for key, future in asked.items():
             try:
-                found[key] = self._result(future)
+                found[key] = future.result(self._settings.timeout + 5)
             except KafkaException as error:
                 found[key] = error
             except TimeoutError:
@@ -265,7 +265,7 @@ class Cluster:
             answers = self._offsets(left, isolation, seconds)
             found |= {place: one for place, one in answers.items() if isinstance(one, FoundOffset)}
             failed = {place: one for place, one in answers.items() if isinstance(one, KafkaException)}
-            if not failed or not all(map(_may_pass, failed.values())):
+            if not failed or any(kafka_error(one).code() not in (*SILENT, *_LEADER_CHANGES) for one in failed.values()):
                 break
             self._refresh()
         for (topic, _), error in failed.items():
@@ -278,10 +278,14 @@ class Cluster:
         asked = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
         found: dict[tuple[str, int], FoundOffset | KafkaException] = {}
         for place, one in self._answers(asked).items():
-            # of a partition whose leader is down, the client gives this for an offset, and no error
-            is_silent = not isinstance(one, KafkaException) and one.offset == OFFSET_INVALID
-            error = KafkaException(KafkaError(KafkaError._TIMED_OUT)) if is_silent else one
-            found[place.topic, place.partition] = error if isinstance(error, KafkaException) else _as_found(error)
+            if isinstance(one, KafkaException):
+                answer = one
+            elif one.offset == OFFSET_INVALID:
+                # of a partition whose leader is down, the client gives this for an offset, and no error
+                answer = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            else:
+                answer = FoundOffset(one.offset, NO_EPOCH if one.leader_epoch is None else one.leader_epoch)
+            found[place.topic, place.partition] = answer
         return found
 
     def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:
@@ -329,20 +333,9 @@ class Cluster:
             raise self._failed(error, f"the topic {topic.topic} can't be created", topic.topic)
         return False
 
-    def _result(self, future: Future[Any]) -> Any:
-        return future.result(self._settings.timeout + 5)
-
     def _failed(self, error: Any, what: str, topic: str = "") -> Exception:
         self.client.poll(0)  # serve error_cb, which receives the reason of a failed connection
         return self._errors.verdict(error, what, topic)
-
-
-def _as_found(answer: Any) -> FoundOffset:
-    return FoundOffset(answer.offset, NO_EPOCH if answer.leader_epoch is None else answer.leader_epoch)
-
-
-def _may_pass(error: KafkaException) -> bool:
-    return kafka_error(error).code() in (*SILENT, *_LEADER_CHANGES)
 
 
 def _has(right: AclOperation, described: Any) -> bool:

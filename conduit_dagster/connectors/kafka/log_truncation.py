@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from conduit_dagster.connectors.kafka.kafka_client import PASSING, KafkaErrors, make_client
 from conduit_dagster.connectors.kafka.kafka_cluster import KnownTopic
 from conduit_dagster.connectors.kafka.kafka_position import NO_EPOCH, TopicPosition, is_recreated
-from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
+from conduit_dagster.connectors.kafka.partition_reader import SAMPLED, consumer_config, some_messages
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 
 _SOME: Final = 100
@@ -46,9 +46,7 @@ class LogTruncation:
             self._whole |= unknown
 
     def _ask(self, asked: Mapping[tuple[str, int], Seen]) -> None:
-        more = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536, "isolation.level": "read_uncommitted"}
-        config = consumer_config(self._settings, self._errors) | more
-        consumer = make_client(Consumer, config, self._errors)
+        consumer = make_client(Consumer, consumer_config(self._settings, self._errors) | SAMPLED, self._errors)
         try:
             # the client asks for the end of that epoch before it fetches
             consumer.assign([TopicPartition(*place, seen[0], leader_epoch=seen[1]) for place, seen in asked.items()])

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, make_client
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
-from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
+from conduit_dagster.connectors.kafka.partition_reader import SAMPLED, consumer_config, some_messages
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 
 Place = tuple[str, int]
@@ -102,10 +102,8 @@ class MessageSizes:
         # new consumer, because an existing one discovers a new topic only once a second
         if self._consumer is None or not topics <= self._topics:
             self.close()
-            config = consumer_config(self._settings, self._errors)
-            # small fetches, since samples are discarded; aborted messages are as good a sample as others
-            more = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536, "isolation.level": "read_uncommitted"}
-            self._consumer, self._topics = make_client(Consumer, config | more, self._errors), topics
+            config = consumer_config(self._settings, self._errors) | SAMPLED
+            self._consumer, self._topics = make_client(Consumer, config, self._errors), topics
         return self._consumer
 
     def close(self) -> None:

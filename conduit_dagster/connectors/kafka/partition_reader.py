@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, takewhile
 from operator import lt
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -152,6 +152,12 @@ class PartitionReader:
                 raise self._errors.behind(f"{part.topic}, partition {part.partition}", high, expected)
 
 
+SAMPLED: Final[dict[str, Any]] = {
+    "queued.min.messages": 1,
+    "fetch.message.max.bytes": 65_536,
+    "isolation.level": "read_uncommitted",
+}
+"""Configuration for small fetches of messages that are discarded: aborted ones are as good a sample as others."""
 START_OVER = (
     "start over: conduit-dagster positions rewind PIPELINE CONNECTOR --to-start; or accept the loss: set on-gone: skip"
 )
@@ -239,17 +245,15 @@ class RecordMaker:
 
         if self._keys >= Keys.POSITIONS:
             return Block(self._records(messages, nacks, positions=True), boundary, nacks=nacks, again=again)
-        records, complete = self._records(messages, nacks, positions=False), self._completing(messages)
-        return Block(records, boundary, complete, nacks, again=again, positions=self._positions(messages))
 
-    def _completing(self, messages: list[Message]) -> Callable[[int, Record], None]:
+        def positions() -> list[Any]:
+            return [f"{self._prefix}{message.offset()}" for message in messages]
+
         def complete(place: int, record: Record) -> None:
             record.position = f"{self._prefix}{messages[place].offset()}"
 
-        return complete
-
-    def _positions(self, messages: list[Message]) -> Callable[[], list[Any]]:
-        return lambda: [f"{self._prefix}{message.offset()}" for message in messages]
+        records = self._records(messages, nacks, positions=False)
+        return Block(records, boundary, complete, nacks, again=again, positions=positions)
 
     def _records(self, messages: list[Message], nacks: dict[int, tuple[str, Nack]], positions: bool) -> list[Record]:
         """Return the messages as records; add to ``nacks`` those with a header that no record can hold."""

@@ -10,7 +10,13 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.config.scalars import Duration, PositiveDuration, PositiveServerDuration, Regex, comma_separated
+from conduit_dagster.config.scalars import (
+    Duration,
+    PositiveDuration,
+    PositiveServerDuration,
+    comma_separated,
+    compile_regex,
+)
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
@@ -113,23 +119,15 @@ class KafkaSettings(ConnectorSettings):
     """How long to wait for a response of the brokers before the run stops with a transient error; at most an hour."""
 
     @model_validator(mode="after")
-    def _check_timeout(self) -> KafkaSettings:
+    def _check_connection(self) -> KafkaSettings:
         if self.timeout > _LONGEST_TIMEOUT:
             raise refuse("timeout is longer than an hour", fix="lower it", at="timeout")
-        return self
-
-    @model_validator(mode="after")
-    def _check_login(self) -> KafkaSettings:
         if bool(self.sasl_username) != bool(self.sasl_password):
             raise refuse("a login needs a user and a password", fix="set saslUsername and saslPassword")
         if self.sasl_mechanism and not self.sasl_username:
             raise refuse("saslMechanism needs a user", fix="set saslUsername and saslPassword")
         if bool(self.client_cert) != bool(self.client_key):
             raise refuse("a client certificate needs its key", fix="set clientCert and clientKey")
-        return self
-
-    @model_validator(mode="after")
-    def _check_texts(self) -> KafkaSettings:
         given = {"caCert": self.ca_cert, "clientCert": self.client_cert, "clientKey": self.client_key}
         for name, text in given.items():
             if text and not _PEM.search(text):
@@ -176,7 +174,7 @@ class KafkaSourceSettings(KafkaSettings):
     @model_validator(mode="after")
     def _check_patterns(self) -> KafkaSourceSettings:
         for pattern in self.patterns:
-            _Pattern.model_validate({"pattern": pattern})
+            compile_regex(pattern)
         return self
 
     @property
@@ -195,10 +193,6 @@ class KafkaSourceSettings(KafkaSettings):
         if self.start_from in ("earliest", "latest"):
             return self.start_from
         return _moment(self.start_from) if self.start_from else "earliest" if self.read_from_beginning else "latest"
-
-
-class _Pattern(ConnectorSettings):
-    pattern: Regex
 
 
 class KafkaDestinationSettings(KafkaSettings):
@@ -243,7 +237,7 @@ class KafkaDestinationSettings(KafkaSettings):
     says whether the step was written. ``fail``: the pipeline stops; ``resend``: it is written, perhaps again."""
 
     @model_validator(mode="after")
-    def _check_format(self) -> KafkaDestinationSettings:
+    def _check(self) -> KafkaDestinationSettings:
         make_format(self.format, self.format_options)
         try:
             require_topic(self.deliveries_topic)
@@ -251,10 +245,6 @@ class KafkaDestinationSettings(KafkaSettings):
             raise refuse(str(error), fix="correct deliveries-topic") from None
         if compile_template(self.topic).literal == self.deliveries_topic:
             raise refuse("records can't go into deliveries-topic", fix="name another topic")
-        return self
-
-    @model_validator(mode="after")
-    def _check_times(self) -> KafkaDestinationSettings:
         if self.transaction_timeout < 1:
             raise refuse("transaction-timeout is less than a second", fix="raise it", at="transaction-timeout")
         if self.linger > _LONGEST_LINGER:

@@ -131,7 +131,8 @@ class KafkaSource(Source):
         if self.settings.on_gone != "skip":
             self._require_read(before, known)
         begun = {name: self._begin(before.topics.get(name), one) for name, one in known.items()}
-        self._require_whole(before, known)
+        if self.settings.on_gone != "skip":
+            self._truncation.require_none(before.topics, known)
         waiting: dict[tuple[str, int], int] = {}
         for name, one in sorted(known.items()):
             ends = one.high if horizon is None else tuple(horizon.get(name, ()))
@@ -159,11 +160,6 @@ class KafkaSource(Source):
                 message = f"the topic {name} was deleted, perhaps with messages that were not read"
                 fix = "accept that with on-gone: skip, or let topics leave it out"
                 raise self._errors.fatal(message, "kafka.no_topic", fix, name)
-
-    def _require_whole(self, before: KafkaPosition, known: Mapping[str, KnownTopic]) -> None:
-        """Raise ``FatalError`` where brokers gave offsets before the next one to other messages than were read."""
-        if self.settings.on_gone != "skip":
-            self._truncation.require_none(before.topics, known)
 
     def _begin(self, before: TopicPosition | None, topic: KnownTopic) -> TopicPosition:
         """Return the position at which a topic continues; added partitions are read from their beginning."""
@@ -252,7 +248,8 @@ class KafkaSource(Source):
             may_be_gone = self.settings.on_gone == "skip" or not is_in_start
             if not (may_be_gone and problem.code == "kafka.range_gone"):
                 raise problem
-        self._require_whole(KafkaPosition(before), known)
+        if self.settings.on_gone != "skip":
+            self._truncation.require_none(before, known)
 
     def _known_of(self, start: Position, end: Position) -> dict[str, KnownTopic]:
         """Return the topics of a range."""
