@@ -76,6 +76,21 @@ class PositionWithLists(msgspec.Struct, frozen=True):
     """Number of files seen so far."""
     read: FinishedLists | None = None
     """None: nothing has left the position."""
+    files: tuple[Any, ...] = ()
+    """Those that still matter, in reading order, each with its ``number``."""
+
+    def with_files(self, files: Mapping[int, Any]) -> Self:
+        """Return the position with these files in their new states, new ones at the end."""
+        known = {file.number for file in self.files}
+        fresh = [file for number, file in files.items() if number not in known]
+        seen = max([self.seen, *(file.number + 1 for file in fresh)])
+        kept = (files.get(file.number, file) for file in self.files)
+        return msgspec.structs.replace(self, seen=seen, files=(*kept, *fresh))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON value that the engine stores."""
+        value: dict[str, Any] = {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
+        return value if self.read is None else {**value, "read": self.read.as_json()}
 
     def like(self, other: PositionWithLists) -> Self:
         """Return the position in the form of a later one, so that equal places of both forms are equal."""

@@ -1,12 +1,11 @@
-"""Rules by which sources plan a step: how many files it takes, what comes before a failure, what is given up."""
+"""Rules by which sources plan a step: how many files it takes, and what comes before a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from typing import Final, TypeVar
 
-from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.sdk import Position, Source
+from conduit_dagster.recovery.errors import ConduitError
 
 MOST_FILES: Final = 1_000
 """Maximum number of files per step: each is a split, and the whole step is stored."""
@@ -23,12 +22,3 @@ def before_failure(found: Iterator[T], taken: Sized) -> Iterator[T]:
     except ConduitError:
         if not taken:
             raise
-
-
-def is_gone(source: Source, start: Position, end: Position) -> bool:
-    """Return whether the source's data of a range is not there any more: for ``gives_up``, with ``on-gone: skip``."""
-    try:
-        source.verify(start, end)
-    except FatalError:
-        return True
-    return False

@@ -80,13 +80,14 @@ class FileDestination(PathDestination):
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery, and the format of its lines."""
         known = _placed(previous or {}, self.context.root)
-        made = super().target(_without_history(known) or None)
+        made = super().target({key: value for key, value in known.items() if key not in _HISTORY} or None)
         return _planned(made, known, self.settings.format)
 
     def retarget(self, delivery: Delivery) -> Target | None:
-        """Return another target, only for one ordered file with ``if-changed: adopt``."""
+        """Return another target with the same history, only for one ordered file with ``if-changed: adopt``."""
         made = super().retarget(delivery)
-        return made and _moved(made, delivery.target)
+        lost = delivery.target
+        return made and {**made, **{key: lost[key] for key in _HISTORY if key in lost}}
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
@@ -193,11 +194,6 @@ def _goes_on(target: Target, previous: Target) -> bool:
     return previous.get("path") == target["path"] and ("length" in previous) == ("base" in target)
 
 
-def _moved(target: Target, lost: Target) -> Target:
-    """Return a new target for a delivery whose own one is lost, with the same history."""
-    return {**target, **{key: lost[key] for key in _HISTORY if key in lost}}
-
-
 def _published(target: Target, delivery: Delivery) -> Target:
     """Return the target after a delivery, with the place where its format begins unless that is the last one's.
 
@@ -211,11 +207,6 @@ def _published(target: Target, delivery: Delivery) -> Target:
         known.append([place, name])
     former: dict[str, Any] = {key: delivery.target[key] for key in (_FORMER,) if key in delivery.target}
     return {**{key: value for key, value in target.items() if key != _NEXT}, _FORMATS: known, **former}
-
-
-def _without_history(target: Target) -> Target:
-    """Return the target as its layout made it."""
-    return {key: value for key, value in target.items() if key not in _HISTORY}
 
 
 def stretches(target: Target, start: int, end: int) -> list[tuple[int, str]]:

@@ -83,29 +83,16 @@ class FilePosition(PositionWithLists, frozen=True):
     copied: Mapping[str, CopyEnd] = msgspec.field(default_factory=dict)
     """Ends of the finished copies, by collection. Not part of a place, so that delivery hashes do not depend on it."""
 
-    def with_files(self, files: Mapping[int, TrackedFile], back: Iterable[TrackedFile] = ()) -> FilePosition:
-        """Return the position with these files in their new states, new ones at the end.
-
-        ``back``: those of them that are in the lists, with their state there.
-        """
-        kept = [files.get(file.number, file) for file in self.files]
-        known = {file.number for file in self.files}
-        fresh = [file for number, file in files.items() if number not in known]
-        every, back = [*kept, *fresh], list(back)
-        if back:
-            every.sort(key=lambda file: file.number)
-        read = self.read.moved((), back) if self.read is not None else None
-        seen = max([self.seen, *(file.number + 1 for file in fresh)])
-        return msgspec.structs.replace(self, seen=seen, files=tuple(every), read=read)
+    def with_back(self, files: Mapping[int, TrackedFile], back: Sequence[TrackedFile]) -> FilePosition:
+        """Return :meth:`with_files`. ``back``: those of them that are in the lists, with their state there."""
+        found, read = self.with_files(files), self.read and self.read.moved((), back)
+        every = sorted(found.files, key=lambda file: file.number) if back else found.files
+        return msgspec.structs.replace(found, files=tuple(every), read=read)
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON value that the engine stores."""
-        value: dict[str, Any] = {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
-        if self.read is not None:
-            value["read"] = self.read.as_json()
-        if self.copied:
-            value["copied"] = {name: [*end] for name, end in self.copied.items()}
-        return value
+        copied = {"copied": {name: [*end] for name, end in self.copied.items()}} if self.copied else {}
+        return {**super().as_json(), **copied}
 
 
 def parse_position(value: Any) -> FilePosition:

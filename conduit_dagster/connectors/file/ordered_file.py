@@ -307,11 +307,8 @@ def _is_the_one(target: Target, file: OpenFile) -> bool:
     """Return whether the target was made for this file; its length is checked elsewhere."""
     known = TrackedFile("", 0, target["inode"], birth=target.get("birth", 0))
     # an inode is reused for the next file as soon as its own file is removed
-    return known.may_be(file.found) and ("marked" not in target or _has_mark(file, *target["marked"]))
-
-
-def _has_mark(file: OpenFile, at: int, mark: str) -> bool:
-    return file.found.size < at or file.mark(at) == mark
+    at, mark = target.get("marked", (0, ""))
+    return known.may_be(file.found) and (file.found.size < at or file.mark(at) == mark)
 
 
 def _change(previous: Target, file: OpenFile) -> str | None:

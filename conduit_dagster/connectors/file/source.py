@@ -27,7 +27,7 @@ from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step
 from conduit_dagster.connectors.path_settings import located, modes_of
-from conduit_dagster.connectors.step_planning import MOST_FILES, is_gone
+from conduit_dagster.connectors.step_planning import MOST_FILES
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
@@ -187,7 +187,7 @@ class FileSource(Source):
             kept = self._lists.left(kept, states, changed, self._scan.alive)
         elif position.read is not None:
             kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
-        return kept.with_files(changed, self._lists.back(position, changed))
+        return kept.with_back(changed, self._lists.back(position, changed))
 
     def check(self) -> None:
         """Raise if the file is missing, or a file can't be opened."""
@@ -203,7 +203,13 @@ class FileSource(Source):
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is missing and may be lost, which only ``on-gone: skip`` allows."""
-        return self.settings.on_gone == "skip" and is_gone(self, start, end)
+        if self.settings.on_gone != "skip":
+            return False
+        try:
+            self.verify(start, end)
+        except FatalError:
+            return True
+        return False
 
     def _finder(self) -> FileFinder:
         return FileFinder(self._scan.places, self._scan.copies, self._scan.files)
@@ -231,7 +237,7 @@ class FileSource(Source):
             changed[last.number] = last
         if not changed:
             return start
-        position = before.like(after).with_files(changed, self._lists.back(before, changed))
+        position = before.like(after).with_back(changed, self._lists.back(before, changed))
         ends = {name: end for name, end in after.copied.items() if name in before.copied or end.is_within(changed)}
         return msgspec.structs.replace(position, copied=ends).as_json()
 

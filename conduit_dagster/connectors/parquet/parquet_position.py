@@ -41,21 +41,6 @@ class ParquetPosition(PositionWithLists, frozen=True):
 
     files: tuple[ReadFile, ...] = ()
 
-    def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
-        """Return the position with these files in their new states, new ones at the end."""
-        kept = [moved.get(file.number, file) for file in self.files]
-        known = {file.number for file in self.files}
-        fresh = [file for number, file in moved.items() if number not in known]
-        seen = max([self.seen, *(file.number + 1 for file in fresh)])
-        return msgspec.structs.replace(self, seen=seen, files=(*kept, *fresh))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON value that the engine stores."""
-        value: dict[str, Any] = {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
-        if self.read is not None:
-            value["read"] = self.read.as_json()
-        return value
-
 
 def parse_position(value: Any) -> ParquetPosition:
     """Return the position from its stored JSON value."""

@@ -99,10 +99,6 @@ class ParquetScan:
         if len(self._footers) > _KEPT:
             self._footers = {found: self._footers[found] for found in listed if found in self._footers}
 
-    def _forget_places(self) -> None:
-        # a step in flight needs those of its own files
-        self._places = dict(list(self._places.items())[-_KEPT:])
-
     def _read(self, files: Iterable[FoundFile]) -> There:
         """Return the files with their footers. Raises if one of them can't be read."""
         read = [(found.name, self._footer(found)) for found in files]
@@ -200,7 +196,8 @@ class ParquetScan:
         within = (found for found in self._in_order(listed, left) if _is_within(found, horizon))
         # a partly read file existed before the horizon, or was within it
         older = [(file, there[file.ident][1]) for file in begun]
-        self._forget_places()
+        # a step in flight needs those of its own files
+        self._places = dict(list(self._places.items())[-_KEPT:])
         self._places.update((found.name, found.url) for found, _ in there.values() if found.inode)
         return _Looked(still, older, within, there, known, states)
 
