@@ -129,15 +129,13 @@ class CustomJavascript(Processor):
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
-        seeds = [self._seed(record) for record in records]
+        key = self.context.record_key
+        seeds = [zlib.crc32(repr(key(record)).encode()) if self._rolls else 0 for record in records]
         try:
             outcomes = self._script.run(records, seeds, self.context.clock.now_ns)
         except ScriptError as error:
             raise self._invalid(error) from None
         return [_result(outcome) for outcome in outcomes]
-
-    def _seed(self, record: Record) -> int:
-        return zlib.crc32(repr(self.context.record_key(record)).encode()) if self._rolls else 0
 
 
 def _result(outcome: Outcome) -> Result:

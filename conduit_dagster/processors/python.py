@@ -93,7 +93,9 @@ class Python(Processor):
     def __init__(self, settings: PythonSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         function = _found(settings, context.node_id)
-        self._call = partial(_with_context, function, context) if _takes_two(function) else function
+        self._call: Callable[[Any], Any] = function
+        if _takes_two(function):
+            self._call = lambda given: function(given, context)
 
     @classmethod
     @override
@@ -217,10 +219,6 @@ def _unfit(after: Any) -> Nack | Drop:
         return _NO_DOCUMENT
     # the function would seem to have returned them: one record's payload would go to another
     return _RESERVED if ROW in after or ERROR in after else DROP
-
-
-def _with_context(function: Callable[..., Any], context: ProcessorContext, given: Any) -> Any:
-    return function(given, context)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -8,20 +8,20 @@ from typing import Any, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError
-from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings
 from conduit_dagster.processors.common.unwrapping import (
     PAYLOADS,
     PayloadField,
+    UnwrappingProcessor,
     document_in,
     invalid,
     text_of,
     unwrapped_key,
 )
 from conduit_dagster.record import READ_AT, Data, Document
-from conduit_dagster.sdk import Example, ProcessorContext, Record
+from conduit_dagster.sdk import Example, Record
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")
@@ -37,7 +37,7 @@ class UnwrapDebeziumSettings(ConduitSettings):
     )
 
 
-class UnwrapDebezium(InPlaceProcessor):
+class UnwrapDebezium(UnwrappingProcessor):
     """Replace the record by the one that Debezium wrapped, except for its position.
 
     Operation and payloads are Debezium's. Its ``source`` becomes metadata, and so do its other fields, with the prefix
@@ -71,12 +71,6 @@ class UnwrapDebezium(InPlaceProcessor):
         Example("Something else", {}, Record("1", {}, {"id": 1}), "unwrap.invalid"),
     )
 
-    def __init__(self, settings: UnwrapDebeziumSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-        if self._field.root == "after" and not self._field.path:
-            self.loop = _unwrapped
-
     @override
     def change(self, record: Record) -> None:
         change = document_in(record, self._field).get("payload")
@@ -92,17 +86,18 @@ class UnwrapDebezium(InPlaceProcessor):
         record.operation, record.before, record.after = operation, before, after
         record.key = unwrapped_key(record.key)
 
-
-def _unwrapped(rest: Iterator[Any]) -> None:
-    """Unwrap payloads that are already Debezium documents, with no text in place of a document."""
-    for record in rest:
-        change = record.after["payload"]
-        operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
-        if type(after) not in PAYLOADS or type(before) not in PAYLOADS:
-            raise NoFitError
-        key = unwrapped_key(record.key)
-        record.metadata, record.operation = _metadata(change, record.metadata), operation
-        record.key, record.before, record.after = key, before, after
+    @staticmethod
+    @override
+    def _unwrapped(rest: Iterator[Any]) -> None:
+        """Unwrap payloads that are already Debezium documents, with no text in place of a document."""
+        for record in rest:
+            change = record.after["payload"]
+            operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
+            if type(after) not in PAYLOADS or type(before) not in PAYLOADS:
+                raise NoFitError
+            key = unwrapped_key(record.key)
+            record.metadata, record.operation = _metadata(change, record.metadata), operation
+            record.key, record.before, record.after = key, before, after
 
 
 def _data(change: Document, name: str) -> Data:

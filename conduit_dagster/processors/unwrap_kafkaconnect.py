@@ -8,12 +8,16 @@ from typing import Any
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import NoFitError
-from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings
-from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
-from conduit_dagster.sdk import Example, ProcessorContext, Record
+from conduit_dagster.processors.common.unwrapping import (
+    PayloadField,
+    UnwrappingProcessor,
+    document_in,
+    invalid,
+    unwrapped_key,
+)
+from conduit_dagster.sdk import Example, Record
 
 
 class UnwrapKafkaconnectSettings(ConduitSettings):
@@ -24,17 +28,7 @@ class UnwrapKafkaconnectSettings(ConduitSettings):
     )
 
 
-def _unwrapped(rest: Iterator[Any]) -> None:
-    """Unwrap payloads that are already Kafka Connect documents."""
-    for record in rest:
-        payload = record.after["payload"]
-        if type(payload) is not dict:
-            raise NoFitError
-        record.key = unwrapped_key(record.key)
-        record.operation, record.before, record.after = "create", None, payload
-
-
-class UnwrapKafkaconnect(InPlaceProcessor):
+class UnwrapKafkaconnect(UnwrappingProcessor):
     """Replace the payload by that of a Kafka Connect record: a create, without ``.Payload.Before``.
 
     A key with a ``payload`` is replaced by that payload; position and metadata stay. A record whose ``payload`` is not
@@ -54,12 +48,6 @@ class UnwrapKafkaconnect(InPlaceProcessor):
         Example("No payload", {}, Record("1", {}, {"id": 1}), "unwrap.invalid"),
     )
 
-    def __init__(self, settings: UnwrapKafkaconnectSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-        if self._field.root == "after" and not self._field.path:
-            self.loop = _unwrapped
-
     @override
     def change(self, record: Record) -> None:
         payload = document_in(record, self._field).get("payload")
@@ -67,3 +55,14 @@ class UnwrapKafkaconnect(InPlaceProcessor):
             raise invalid(f"{self.settings.field} has no payload")
         record.operation, record.before, record.after = "create", None, payload
         record.key = unwrapped_key(record.key)
+
+    @staticmethod
+    @override
+    def _unwrapped(rest: Iterator[Any]) -> None:
+        """Unwrap payloads that are already Kafka Connect documents."""
+        for record in rest:
+            payload = record.after["payload"]
+            if type(payload) is not dict:
+                raise NoFitError
+            record.key = unwrapped_key(record.key)
+            record.operation, record.before, record.after = "create", None, payload

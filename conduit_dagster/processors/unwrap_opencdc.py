@@ -9,14 +9,13 @@ from typing import Any, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError
 from conduit_dagster.processors.common.conversions import decode_base64, quick_base64
-from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Field
-from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
+from conduit_dagster.processors.common.unwrapping import PAYLOADS, UnwrappingProcessor, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
-from conduit_dagster.sdk import Example, ProcessorContext, Record
+from conduit_dagster.sdk import Example, Record
 
 _TEXT: Final = {str}
 
@@ -29,7 +28,7 @@ class UnwrapOpencdcSettings(ConduitSettings):
     )
 
 
-class UnwrapOpencdc(InPlaceProcessor):
+class UnwrapOpencdc(UnwrappingProcessor):
     """Replace the record by the OpenCDC record in one of its fields, except for its position.
 
     For records that passed through another system in the layout of ``opencdc/json``: raw data is Base64 text. A record
@@ -50,12 +49,6 @@ class UnwrapOpencdc(InPlaceProcessor):
         Example("Something else", {}, Record("7", {}, {"id": 1}), "unwrap.invalid"),
     )  # fmt: skip
 
-    def __init__(self, settings: UnwrapOpencdcSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-        if self._field.root == "after" and not self._field.path:
-            self.loop = _unwrapped
-
     @override
     def change(self, record: Record) -> None:
         inner = document_in(record, self._field)
@@ -65,23 +58,24 @@ class UnwrapOpencdc(InPlaceProcessor):
         record.operation, record.metadata = operation, metadata
         record.key, record.before, record.after = key, before, after
 
-
-def _unwrapped(rest: Iterator[Any]) -> None:
-    """Unwrap records that are already OpenCDC documents, with text as metadata and documents as payloads."""
-    for record in rest:
-        inner = record.after
-        operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]
-        key, before, after = inner.get("key"), payload.get("before"), payload.get("after")
-        if type(metadata) is not dict or type(before) not in PAYLOADS or type(after) not in PAYLOADS:
-            raise NoFitError
-        if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
-            raise NoFitError
-        if type(key) is str:
-            key = quick_base64(key)
-        elif type(key) not in PAYLOADS:
-            raise NoFitError
-        record.operation, record.metadata = operation, metadata
-        record.key, record.before, record.after = key, before, after
+    @staticmethod
+    @override
+    def _unwrapped(rest: Iterator[Any]) -> None:
+        """Unwrap records that are already OpenCDC documents, with text as metadata and documents as payloads."""
+        for record in rest:
+            inner = record.after
+            operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]
+            key, before, after = inner.get("key"), payload.get("before"), payload.get("after")
+            if type(metadata) is not dict or type(before) not in PAYLOADS or type(after) not in PAYLOADS:
+                raise NoFitError
+            if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
+                raise NoFitError
+            if type(key) is str:
+                key = quick_base64(key)
+            elif type(key) not in PAYLOADS:
+                raise NoFitError
+            record.operation, record.metadata = operation, metadata
+            record.key, record.before, record.after = key, before, after
 
 
 def _operation(inner: Document) -> str:

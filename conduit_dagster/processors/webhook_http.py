@@ -286,23 +286,14 @@ class _PublicHTTP(TimedHTTP):
 
     @override
     def _new_conn(self) -> socket.socket:
-        return _public(self)
+        try:
+            return connect_public((self.host, self.port or self.default_port), self.timeout, None, self.socket_options)
+        except OSError as error:
+            raise urllib3.exceptions.NewConnectionError(self, str(error)) from error
 
 
-class _PublicHTTPS(TimedHTTPS):
+class _PublicHTTPS(_PublicHTTP, TimedHTTPS):
     """Like :class:`_PublicHTTP`; the certificate must match the host's name."""
-
-    @override
-    def _new_conn(self) -> socket.socket:
-        return _public(self)
-
-
-def _public(connection: TimedHTTP | TimedHTTPS) -> socket.socket:
-    port, options = connection.port or connection.default_port, connection.socket_options
-    try:
-        return connect_public((connection.host, port), connection.timeout, None, options)
-    except OSError as error:
-        raise urllib3.exceptions.NewConnectionError(connection, str(error)) from error
 
 
 class _PublicHTTPPool(urllib3.HTTPConnectionPool):

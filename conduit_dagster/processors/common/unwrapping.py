@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,9 +12,10 @@ from pydantic import AfterValidator
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.conversions import decode_json, to_string
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import reference
 from conduit_dagster.record import Data, Document, Record
-from conduit_dagster.sdk import ProcessError
+from conduit_dagster.sdk import ProcessError, ProcessorContext
 
 INVALID = "unwrap.invalid"
 PAYLOADS: Final = frozenset({dict, type(None)})
@@ -35,6 +38,22 @@ def _in_payload(text: str) -> str:
 
 PayloadField = Annotated[str, AfterValidator(_in_payload)]
 """A reference to a payload, or into one."""
+
+
+class UnwrappingProcessor(InPlaceProcessor):
+    """A processor that replaces the record by the one in a field of it, which is ``.Payload.After`` mostly."""
+
+    def __init__(self, settings: Any, context: ProcessorContext) -> None:
+        """``settings``: those of the subclass, with ``field``."""
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+        if self._field.root == "after" and not self._field.path:
+            self.loop = self._unwrapped
+
+    @staticmethod
+    @abstractmethod
+    def _unwrapped(rest: Iterator[Any]) -> None:
+        """Unwrap records whose payload is the usual document already (``loop``)."""
 
 
 def document_in(record: Record, field: Reference, code: str = INVALID) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
@@ -250,7 +250,8 @@ class _Column:
 
         name = self._name
         values = [record.after.get(name) for record in records]
-        if self._is_plain(values) and (taken := self._taken(values)) is not None:
+        is_plain = self._plain and self._plain.issuperset(map(type, values))
+        if is_plain and (taken := self._taken(values)) is not None:
             return taken, {}
         fitted: list[Any] = []
         misfits: dict[int, TypeMisfit] = {}
@@ -262,20 +263,13 @@ class _Column:
                 misfits[place] = misfit
         return pa.array(fitted, arrow(self._kind)), misfits
 
-    def _is_plain(self, values: list[Any]) -> bool:
-        return bool(self._plain) and self._plain.issuperset(map(type, values))
-
     def _taken(self, values: list[Any]) -> Any:
         """Return plain values as an Arrow array; None if Arrow refuses one, such as an integer that is too large."""
         import pyarrow as pa
 
-        if self._kind == "double" and _has_nan(values):
+        if self._kind == "double" and not all(map(math.isfinite, filter(None, values))):
             return None
         try:
             return pa.array(values, arrow(self._kind))
         except (pa.ArrowException, OverflowError, ValueError):
             return None
-
-
-def _has_nan(values: Iterable[float | None]) -> bool:
-    return not all(map(math.isfinite, filter(None, values)))
