@@ -118,7 +118,7 @@ def _send(
     if not running.goes_on():
         return [], left
     found = _ranges(lock, database, config, window)
-    return found, _summed(left, deliver_missed(lock, running.goes_on))
+    return found, dict(Counter(left) + Counter(deliver_missed(lock, running.goes_on)))
 
 
 def _ranges(
@@ -131,10 +131,6 @@ def _ranges(
     wanted = [(source, Resent(destination, start, end)) for source in sources for destination in destinations]
     found = send_all_again(lock, database, wanted, dry_run=config.dry_run)
     return [{**facts, "dry_run": config.dry_run} for facts in found]
-
-
-def _summed(*every: dict[str, int]) -> dict[str, int]:
-    return dict(sum((Counter(one) for one in every), Counter[str]()))
 
 
 def _told(

@@ -57,12 +57,13 @@ def _broken_key(name: str) -> dg.AssetKey:
 def broken_assets(broken: Broken) -> Iterator[dg.AssetSpec]:
     """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes."""
     for name, findings in broken.items():
+        places = ((finding.file, finding.line, finding.code) for finding in findings)
         yield dg.AssetSpec(
             _broken_key(name),
             description=f"**This pipeline cannot run.**\n\n{_as_markdown(findings)}",
             kinds={_BROKEN},
             group_name=job_name(name) or GROUP,
-            metadata={"conduit/findings": _table(findings), **_places(findings)},
+            metadata={"conduit/findings": _table(findings), **code_references(places)},
         )
 
 
@@ -179,15 +180,5 @@ def _paragraph(finding: Finding) -> str:
 def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:
     names = ("severity", "code", "place", "message", "fix")
     schema = dg.TableSchema([dg.TableColumn(name, "string") for name in names])
-    return dg.MetadataValue.table([_row(finding) for finding in findings], schema)
-
-
-def _row(finding: Finding) -> dg.TableRecord:
-    return dg.TableRecord(
-        {"severity": finding.severity, "code": finding.code, "place": finding.place}
-        | {"message": finding.message, "fix": finding.fix or ""}
-    )
-
-
-def _places(findings: Iterable[Finding]) -> dict[str, dg.CodeReferencesMetadataValue]:
-    return code_references((finding.file, finding.line, finding.code) for finding in findings)
+    rows = [dg.TableRecord({name: getattr(finding, name) or "" for name in names}) for finding in findings]
+    return dg.MetadataValue.table(rows, schema)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 import dagster as dg
@@ -38,9 +37,7 @@ class Interruptible:
         self._signals.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._signals.__exit__(kind, error, trace)
         # a generator that is closed has been interrupted elsewhere
         if not self.goes_on() and not isinstance(error, GeneratorExit):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import dagster as dg
@@ -46,9 +46,7 @@ class Signals:
                 self._before[number] = signal.signal(number, self._caught)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -81,9 +79,7 @@ class ExitWatchdog:
             self._restore = partial(self._leave, thread, (heard, told), before)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _leave(self, thread: threading.Thread, pipe: tuple[int, int], before: int) -> None:
