@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from conduit_dagster.alerts.decide import Alert, AlertRules, ReportedState, body, decide, seen_of, standings, unsent
+from conduit_dagster.alerts.decide import Alert, AlertRules, body, decide, seen_of, standings, unsent
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError
@@ -63,7 +63,9 @@ class _Reporter:
         seen = decided.seen
         for alert in failed:
             seen = unsent(seen, before, alert)
-        return _result(len(decided.alerts), len(failed), webhook.host, seen)
+        every = len(decided.alerts)
+        told = f"{every - len(failed)} of {every} alerts were sent to {webhook.host}" if every else "nothing to report"
+        return dg.SensorResult(skip_reason=told, cursor=seen.text())
 
 
 def _send(alerts: list[Alert], send: Callable[[Alert], None], warn: Callable[[str], None]) -> list[Alert]:
@@ -82,12 +84,6 @@ def _send(alerts: list[Alert], send: Callable[[Alert], None], warn: Callable[[st
 
 
 def _no_webhook(project: Project) -> str:
-    mistakes = any(finding.is_error for finding in project.findings)
-    if mistakes:
+    if any(finding.is_error for finding in project.findings):
         return "conduit.yaml has mistakes, so there is no webhook: conduit-dagster validate shows them"
     return "there is no webhook: set alerts.webhook in conduit.yaml"
-
-
-def _result(all_of: int, failed: int, host: str, seen: ReportedState) -> dg.SensorResult:
-    told = f"{all_of - failed} of {all_of} alerts were sent to {host}" if all_of else "nothing to report"
-    return dg.SensorResult(skip_reason=told, cursor=seen.text())

@@ -123,16 +123,14 @@ class DecisionExecutor:
         self._request(known, key, {name: value for name, value in tags.items() if value}, state.run)
         due = datetime.fromtimestamp(restart.at_ns / 1e9, UTC)
         cause: dict[str, Any] = state.cause or {}
-        self._observe(
-            known,
-            f"restart {restart.attempt} at {due:%Y-%m-%d %H:%M:%S}Z",
-            {
-                "attempt": restart.attempt,
-                "next_restart_at": dg.MetadataValue.timestamp(due),
-                "error_code": str(cause.get("code", "")),
-                "error": str(cause.get("message", "")),
-            },
-        )
+        facts: dict[str, Any] = {
+            "attempt": restart.attempt,
+            "next_restart_at": dg.MetadataValue.timestamp(due),
+            "error_code": str(cause.get("code", "")),
+            "error": str(cause.get("message", "")),
+        }
+        text = f"restart {restart.attempt} at {due:%Y-%m-%d %H:%M:%S}Z"
+        self.events.append(dg.AssetObservation(file.keys.of(ACKS), description=text, metadata=facts))
 
     def _start(self, known: KnownPipeline, start: Start) -> None:
         before = known.run.run_id if known.run else "first"
@@ -200,9 +198,6 @@ class DecisionExecutor:
 
     def _show(self, known: KnownPipeline, verdict: CheckResult) -> None:
         self.events += status_events(known.file.keys, verdict)
-
-    def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
-        self.events.append(dg.AssetObservation(known.file.keys.of(ACKS), description=text, metadata=facts))
 
 
 def _failed_digest(known: KnownPipeline, run: LastRun | None, error: ConduitError) -> str:

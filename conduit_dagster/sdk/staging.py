@@ -204,29 +204,17 @@ class StagedRecord(NamedTuple):
     record: Record
 
 
-class RecordWriter(Writer):
+class RecordWriter(StagedWriter):
     """Writer that stages whole records with their origins, for destinations that take records, not bytes."""
 
     def __init__(self, task: WriterTask) -> None:
-        self._lines = StagedWriter(task, _OriginLines(self))
+        super().__init__(task, _OriginLines(self))
         self.source, self.first = "", 0
         self.origins: Sequence[int] = ()
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
         """Store the origins of the next block's records."""
         self.source, self.first, self.origins = source, first, origins
-
-    def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Encode and append the records; those that cannot be encoded are refused."""
-        return self._lines.write(records)
-
-    def finish(self) -> Part | None:
-        """Finish the file; return its part."""
-        return self._lines.finish()
-
-    def abort(self) -> None:
-        """Abort the file."""
-        self._lines.abort()
 
 
 class _OriginLines:
