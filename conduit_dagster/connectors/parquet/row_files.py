@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
+from conduit_dagster.connectors.columnar.columns import RowSourceSettings
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of, spark_schema
@@ -144,11 +145,6 @@ class RowFiles(Source):
     def _make_scan(self) -> ParquetScan:
         """Return the scanner; called on its first use."""
 
-    @property
-    @abstractmethod
-    def _keys(self) -> Sequence[str]:
-        """Columns of the record key."""
-
     def initial(self) -> Position:
         """Return the position before the first file."""
         return ParquetPosition().as_json()
@@ -241,7 +237,7 @@ class RowFiles(Source):
             **({COLLECTION: collection} if collection else {}),
             READ_AT: str(self.context.clock.now_ns),
         }
-        reader = RowFileReader(file, detail, metadata, self._keys)
+        reader = RowFileReader(file, detail, metadata, cast("RowSourceSettings", self.settings).keys)
         yield from reader.blocks(options)
 
     @abstractmethod

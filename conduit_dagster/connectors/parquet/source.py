@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import field_validator
@@ -58,10 +57,6 @@ class ParquetSource(RowFiles):
 
     def _make_scan(self) -> ParquetScan:
         return ParquetScan(ListedFiles(self.settings.path, self._path, self.context.root), self._path)
-
-    @property
-    def _keys(self) -> Sequence[str]:
-        return self.settings.keys
 
     @property
     def unit(self) -> dict[str, Any]:

@@ -30,7 +30,6 @@ _integer: Final = msgspec.json.Decoder(int).decode
 _integers: Final = msgspec.json.Decoder(list[int]).decode
 _float: Final = msgspec.json.Decoder(float).decode
 _FROM_UTC: Final = bytes.maketrans(b" +", b"TZ")
-_ZONE = re.compile(r"(?<=\d)([+-]\d\d)(?::?(\d\d))?$")
 
 
 text: Final = bytes.decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,10 +53,6 @@ class SparkSource(RowFiles):
     def _lander(self) -> Lander:
         kind = SnapshotLander if self.settings.read == "batch" else StreamLander
         return kind(self.format, self.settings, self.context, self._landing)
-
-    @property
-    def _keys(self) -> Sequence[str]:
-        return self.settings.keys
 
     @property
     def unit(self) -> dict[str, Any]:
