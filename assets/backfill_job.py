@@ -10,9 +10,9 @@ import dagster as dg
 import sqlalchemy as sa
 from pydantic import Field
 
-from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
+from conduit_dagster.assets.stopping import Interruptible
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned

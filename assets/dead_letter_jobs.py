@@ -9,9 +9,9 @@ from pydantic import Field
 
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
-from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
+from conduit_dagster.assets.stopping import Interruptible
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS

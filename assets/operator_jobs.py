@@ -17,9 +17,9 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.asset_checks import log_check, stopped_verdict
-from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import ACKS, GROUP, NO_RETRIES, short
 from conduit_dagster.assets.run_op import failure, operator_of
+from conduit_dagster.assets.stopping import Interruptible
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.operate.logs import compact
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock

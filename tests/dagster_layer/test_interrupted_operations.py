@@ -15,8 +15,8 @@ from dagster_layer.project_folder import TAKES_ALL, Folder
 from lab.kills import at
 from lab.waiting import wait_until
 
-from conduit_dagster.assets import interruptible
-from conduit_dagster.assets.interruptible import Interruptible
+from conduit_dagster.assets import stopping
+from conduit_dagster.assets.stopping import Interruptible
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons
 from conduit_dagster.state.history import events
 from conduit_dagster.state.overview import pipeline_rows
@@ -110,7 +110,7 @@ def test_nothing_begins_after_a_signal() -> None:
 
 
 def test_work_that_hangs_is_left_to_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interruptible, "_CANCELLING", 0.2)
+    monkeypatch.setattr(stopping, "_CANCELLING", 0.2)
     hangs = threading.Event()
 
     def work() -> None:
