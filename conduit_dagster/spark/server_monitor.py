@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,7 @@ def _adopted(files: ServerFiles) -> SparkServer | None:
     server = files.read()
     if server is None:
         return None
-    known = {name: getattr(server, name) for name in SparkServer.__dataclass_fields__}
-    adopted = SparkServer(**{**known, **_me()})
+    adopted = replace(server, **_me())
     files.write(adopted)
     return adopted
 

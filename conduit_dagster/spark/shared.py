@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -59,7 +58,11 @@ def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
     """
     global _open
     if has_classic():
-        raise _taken()
+        raise FatalError(
+            "this process has a Spark session of its own and cannot also use the shared server",
+            code="spark.session_taken",
+            fix="set spark.url to local[*] for it, or open the shared session in another process",
+        )
     with _lock:
         if _open is not None and not _open.serves(settings):
             _leave(_open)
@@ -144,7 +147,11 @@ def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
         # another process may have joined it meanwhile
         stop_unused(settings.home, server)
         return _joined(settings, app_name, alone=False)
-    _warn(fixed)
+    log.warning(
+        "the shared Spark server runs with another configuration",
+        keys=fixed,
+        fix="conduit-dagster spark stop; the next run starts one with this project's",
+    )
     return opened
 
 
@@ -179,29 +186,9 @@ def _configured(spark: SparkSession, server: SparkServer, settings: SparkSetting
     """Set the options that differ from the server's; return the keys that can only be set at its start."""
     for key, value in connect_conf(settings).items():
         spark.conf.set(key, value)
-    others = _others(server, settings.conf)
+    others = [key for key, digest in digests(settings.conf).items() if server.conf.get(key) != digest]
     fixed = [key for key in others if not spark.conf.isModifiable(key)]
     for key in settings.conf:
         if key not in fixed and spark.conf.isModifiable(key):
             spark.conf.set(key, settings.conf[key])
     return fixed
-
-
-def _others(server: SparkServer, conf: Mapping[str, str]) -> list[str]:
-    return [key for key, digest in digests(conf).items() if server.conf.get(key) != digest]
-
-
-def _warn(fixed: list[str]) -> None:
-    log.warning(
-        "the shared Spark server runs with another configuration",
-        keys=fixed,
-        fix="conduit-dagster spark stop; the next run starts one with this project's",
-    )
-
-
-def _taken() -> FatalError:
-    return FatalError(
-        "this process has a Spark session of its own and cannot also use the shared server",
-        code="spark.session_taken",
-        fix="set spark.url to local[*] for it, or open the shared session in another process",
-    )

@@ -109,10 +109,6 @@ def _within(texts: list[Any], units: Any, unit: str) -> list[Any]:
     return [f"{n}{unit}" if t is not None and t.startswith("<") else t for t, n in zip(texts, numbers, strict=True)]
 
 
-def _numbers(column: Any) -> list[Any]:
-    return column.cast(pa.int64()).to_pylist()
-
-
 def _structs(column: Any) -> list[Any]:
     names = [field.name for field in column.type]
     children = [values(child) for child in column.flatten()]
@@ -162,7 +158,7 @@ _KINDS: list[tuple[Sequence[Callable[[DataType], bool]], Callable[[Any], list[An
     ((_types.is_date,), _dates),
     ((_types.is_decimal, _types.is_time), _text),
     ((_types.is_timestamp,), _instants),
-    ((_types.is_duration,), _numbers),
+    ((_types.is_duration,), lambda column: column.cast(pa.int64()).to_pylist()),
     ((_types.is_struct,), _structs),
     ((_types.is_map,), _maps),
     (_LISTS, _lists),

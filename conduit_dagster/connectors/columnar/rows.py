@@ -135,11 +135,6 @@ def _is_distinct(names: Iterable[Sequence[str]]) -> bool:
     return all(len({name.lower() for name in group}) == len(group) for group in names)
 
 
-def _documented(schema: Schema) -> list[str]:
-    """Return the columns that JSON documents can't fill."""
-    return [field.name for field in schema if not _every(field.type, _is_stored)]
-
-
 def _every(kind: DataType, holds: Callable[[DataType], bool]) -> bool:
     if _types.is_struct(kind):
         return kind.num_fields > 0 and all(_every(field.type, holds) for field in kind)
@@ -244,7 +239,7 @@ class RowReader:
     def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"], plugin: str) -> None:
         """Nack codes begin with ``plugin``."""
         self.schema = schema
-        self.unfillable = _documented(schema)
+        self.unfillable = [field.name for field in schema if not _every(field.type, _is_stored)]
         """Columns that documents can't fill."""
         self._plugin = plugin
         self.strict = unknown_fields == "refuse"

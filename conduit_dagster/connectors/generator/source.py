@@ -174,17 +174,8 @@ class GeneratorSource(Source):
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split into equal parts."""
         size = max(1, math.ceil((end - start) / n))
-        firsts = range(start, end, size)
-        return [
-            Split(
-                first,
-                first - start,
-                min(size, end - first),
-                min(size, end - first) * 100,
-                {"to": min(first + size, end)},
-            )
-            for first in firsts
-        ]
+        counts = [(first, min(size, end - first)) for first in range(start, end, size)]
+        return [Split(first, first - start, count, count * 100, {"to": first + count}) for first, count in counts]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the generated records."""

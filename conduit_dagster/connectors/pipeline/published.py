@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -101,18 +101,15 @@ class Published:
         if row is None:
             return None
         every = [(self._project.whole(one["path"]), one) for one in outputs(json.loads(row[0]) if row[0] else {})]
-        self._look(every[0][0] if every else "")
+        self._written_now = every[0][0] if every else ""
+        if self._written_first is None:
+            self._written_first = self._written_now
         target = next((one for path, one in every if path == str(self._path)), None)
         if target is None:
             return []
         return list(
             self._ordered(target) if "length" in target else self._parts(target, int(row[1]), after.partition("/")[0])
         )
-
-    def _look(self, written: str) -> None:
-        self._written_now = written
-        if self._written_first is None:
-            self._written_first = written
 
     @property
     def moved_to(self) -> str:
@@ -226,7 +223,7 @@ class PublishedLines:
 
     def __init__(self, name: str, file: str, path: str) -> None:
         """``file``: its name in the folder of parts; empty for one ordered file."""
-        self._parse, self._counts = _parser(name), name != "opencdc/json"
+        self._parse, self._counts = _PARSERS.get(name, _raw), name != "opencdc/json"
         self._file, self._path = file, path
 
     def record(self, text: bytes, mark: Mark) -> Record:
@@ -239,14 +236,6 @@ class PublishedLines:
         if self._counts:
             record.key = b"%d" % mark.line
         return record
-
-
-def _parser(name: str) -> Callable[[bytes], Record]:
-    """Return the parser of a format's lines: to complete records, to documents or, for a template, to raw lines.
-
-    It raises ``ValueError`` for a line that is not a record; msgspec's decoding errors derive from that.
-    """
-    return {"opencdc/json": decode, "payload/json": _payload}.get(name, _raw)
 
 
 def _payload(line: bytes) -> Record:
@@ -262,6 +251,13 @@ def _payload(line: bytes) -> Record:
 
 def _raw(line: bytes) -> Record:
     return Record(0, {}, line)
+
+
+_PARSERS: Final[dict[str, Callable[[bytes], Record]]] = {"opencdc/json": decode, "payload/json": _payload}
+"""Parsers of a format's lines, to complete records or documents; any other, a template, is read as raw lines.
+
+They raise ``ValueError`` for a line that is not a record; msgspec's decoding errors derive from that.
+"""
 
 
 learn(OutputPlace)
