@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -16,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.cli.description_text import ExampleText, example_text
+from conduit_dagster.config.field_docstrings import field_docstrings
 from conduit_dagster.config.model_findings import kebab
 from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.engine.plugin_loading import is_of_project
@@ -26,43 +24,6 @@ from conduit_dagster.sdk import Destination, Processor, Source
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.plugin_loading import Plugins
-
-_PROJECT = "conduit_plugins."
-
-
-def field_docstrings(model: type[BaseModel], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return field docstrings by name, base classes first; ``texts`` are the project's plugin files by module name."""
-    found: dict[str, str] = {}
-    for kind in reversed(model.__mro__):
-        if issubclass(kind, BaseModel) and kind is not BaseModel:
-            found.update(_of_class(_source(kind.__module__, texts), kind.__name__))
-    return found
-
-
-def _source(module: str, texts: Mapping[str, str]) -> str:
-    if module.startswith(_PROJECT):
-        # the module is named after its file and its text
-        return texts.get(module.removeprefix(_PROJECT).rpartition("_")[0], "")
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (OSError, TypeError, KeyError):
-        return ""
-
-
-def _of_class(source: str, name: str) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            yield from _of_body(node.body)
-
-
-def _of_body(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for field, below in itertools.pairwise(body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, inspect.cleandoc(text)
-            case _:
-                pass
-
 
 _NAMES: Final[dict[Any, str]] = {
     str: "text",

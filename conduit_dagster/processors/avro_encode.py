@@ -10,8 +10,7 @@ from typing import Any, Final, Literal, Self
 import fastavro
 from fastavro.types import Schema as Parsed
 from fastavro.validation import validate
-from pydantic import Field as Describe
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -36,18 +35,16 @@ _INVALID: Final = "avro.encode.invalid"
 class AvroEncodeSettings(AvroSettings):
     """Settings of ``avro.encode``."""
 
-    strategy: Literal["preRegistered", "autoRegister"] = Describe(
-        alias="schema.strategy",
-        description="`preRegistered`: the schema is in the registry. `autoRegister`: it is read off each record and "
-        "registered, for development.",
-    )
-    subject: str = Describe(default="", alias="schema.preRegistered.subject", description="The schema's subject.")
-    version: int | None = Describe(
-        default=None, ge=1, alias="schema.preRegistered.version", description="The schema's version."
-    )
-    auto_subject: str = Describe(
-        default="", alias="schema.autoRegister.subject", description="The subject to register schemas under."
-    )
+    strategy: Literal["preRegistered", "autoRegister"] = Field(alias="schema.strategy")
+    """`preRegistered`: the schema is in the registry. `autoRegister`: it is read off each record and registered, for
+    development.
+    """
+    subject: str = Field("", alias="schema.preRegistered.subject")
+    """The schema's subject."""
+    version: int | None = Field(None, ge=1, alias="schema.preRegistered.version")
+    """The schema's version."""
+    auto_subject: str = Field("", alias="schema.autoRegister.subject")
+    """The subject to register schemas under."""
 
     @model_validator(mode="after")
     def _of_the_strategy(self) -> Self:

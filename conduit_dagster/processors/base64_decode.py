@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 from typing import Any
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
@@ -19,9 +18,8 @@ from conduit_dagster.sdk import Example, Record
 class Base64DecodeSettings(ConduitSettings):
     """Settings of ``base64.decode``."""
 
-    field: ChangeableField = Describe(
-        description="The field to decode, such as `.Payload.After.photo`. `.Position` cannot be decoded."
-    )
+    field: ChangeableField
+    """The field to decode, such as `.Payload.After.photo`. `.Position` cannot be decoded."""
 
 
 class Base64Decode(FieldProcessor):

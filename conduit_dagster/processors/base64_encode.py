@@ -6,7 +6,6 @@ import base64
 import binascii
 from typing import Any
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
@@ -20,9 +19,8 @@ from conduit_dagster.sdk import Example, Record
 class Base64EncodeSettings(ConduitSettings):
     """Settings of ``base64.encode``."""
 
-    field: ChangeableField = Describe(
-        description="The field to encode, such as `.Payload.After.photo`. `.Position` cannot be encoded."
-    )
+    field: ChangeableField
+    """The field to encode, such as `.Payload.After.photo`. `.Position` cannot be encoded."""
 
 
 class Base64Encode(FieldProcessor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field as Describe
+from pydantic import Field
 from typing_extensions import override
 
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings
@@ -15,9 +15,8 @@ INDEX = "clone.index"
 class CloneSettings(ConduitSettings):
     """Settings of ``clone``."""
 
-    count: int = Describe(
-        ge=1, description="How many clones of each record: with 2, three records come out for each one."
-    )
+    count: int = Field(ge=1)
+    """How many clones of each record: with 2, three records come out for each one."""
 
 
 class Clone(Processor):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
-from pydantic import Field as Describe
 from pydantic import field_validator
 from typing_extensions import override
 
@@ -47,28 +46,23 @@ csv.field_size_limit(sys.maxsize)
 class CsvDecodeSettings(ProcessorSettings):
     """Settings of ``csv.decode``."""
 
-    field: DataField = Describe(
-        default=".Payload.After",
-        description="The field that holds a line of CSV: raw data, or text in a document.",
-    )
-    columns: str = Describe(
-        default="",
-        description="The columns, as `NAME` or `NAME:TYPE`: `id:int, name, amount:float`. Types: `string` (the "
-        "default), `int`, `float`, `bool`. All columns in their order; with a header, those that must be in it, in any "
-        "order, and its other columns are text. A name with a comma or quote is written as in CSV; one with a colon "
-        'must have a type: `"last, first:string"`.',
-    )
-    delimiter: str = Describe(default=",", description=r"The character between fields; a tab may be written `\t`.")
-    quote: str = Describe(
-        default='"',
-        description="The character around fields that hold delimiters or quotes, doubled inside of them. Empty: none.",
-    )
-    nulls: str = Describe(
-        default="",
-        description="The text that means null in a column of any type, quoted or not, such as `NULL`. By default it is "
-        "the empty text.",
-    )
-    trim: bool = Describe(default=False, description="Whether blanks around names and values are removed.")
+    field: DataField = ".Payload.After"
+    """The field that holds a line of CSV: raw data, or text in a document."""
+    columns: str = ""
+    """The columns, as `NAME` or `NAME:TYPE`: `id:int, name, amount:float`. Types: `string` (the default), `int`,
+    `float`, `bool`. All columns in their order; with a header, those that must be in it, in any order, and its other
+    columns are text. A name with a comma or quote is written as in CSV; one with a colon must have a type: `"last,
+    first:string"`.
+    """
+    delimiter: str = ","
+    r"""The character between fields; a tab may be written `\t`."""
+    quote: str = '"'
+    """The character around fields that hold delimiters or quotes, doubled inside of them. Empty: none."""
+    nulls: str = ""
+    """The text that means null in a column of any type, quoted or not, such as `NULL`. By default it is the empty text.
+    """
+    trim: bool = False
+    """Whether blanks around names and values are removed."""
 
     @field_validator("columns")
     @classmethod

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field as Describe
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -22,20 +21,14 @@ from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext
 class CustomJavascriptSettings(ProcessorSettings):
     """Settings of ``custom.javascript``: one of ``script`` and ``script.path``."""
 
-    script: str = Describe(default="", description="The script: it defines `function process(record)`.")
-    path: str = Describe(
-        default="",
-        alias="script.path",
-        description="A file that holds it; a relative path starts at the project. It is read when the pipeline starts.",
-    )
-    time: PositiveDuration = Describe(
-        default=1.0,
-        alias="limit.time",
-        description="The processor time that it may take for one record (ours).",
-    )
-    memory: int = Describe(
-        default=64, alias="limit.memory", ge=1, description="The megabytes that it may hold altogether (ours)."
-    )
+    script: str = ""
+    """The script: it defines `function process(record)`."""
+    path: str = Field("", alias="script.path")
+    """A file that holds it; a relative path starts at the project. It is read when the pipeline starts."""
+    time: PositiveDuration = Field(1.0, alias="limit.time")
+    """The processor time that it may take for one record (ours)."""
+    memory: int = Field(64, alias="limit.memory", ge=1)
+    """The megabytes that it may hold altogether (ours)."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

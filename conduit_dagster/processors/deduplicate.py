@@ -7,8 +7,7 @@ from hashlib import blake2b
 from typing import Any, Final, Self, cast
 
 import msgspec
-from pydantic import Field as Describe
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -33,20 +32,15 @@ _DIGEST: Final = 16
 class DeduplicateSettings(ProcessorSettings):
     """Settings of ``deduplicate``: ``key`` and at least one window."""
 
-    key: Expression = Describe(
-        description="What must not occur twice: a Python expression over the record, such as `after.id`, or "
-        "`[after.id, operation]` for several values. A key that is null, or has a null in its list, is never a "
-        "duplicate; a missing field is null."
-    )
-    records: int | None = Describe(
-        default=None, ge=1, alias="window.records", description="For how many records with a key a key is remembered."
-    )
-    time: PositiveDuration | None = Describe(
-        default=None,
-        alias="window.time",
-        description="For how long a key is remembered, by the time of the steps: `1h`. With both, until the first of "
-        "the two is over.",
-    )
+    key: Expression
+    """What must not occur twice: a Python expression over the record, such as `after.id`, or `[after.id, operation]`
+    for several values. A key that is null, or has a null in its list, is never a duplicate; a missing field is null.
+    """
+    records: int | None = Field(None, ge=1, alias="window.records")
+    """For how many records with a key a key is remembered."""
+    time: PositiveDuration | None = Field(None, alias="window.time")
+    """For how long a key is remembered, by the time of the steps: `1h`. With both, until the first of the two is over.
+    """
 
     @model_validator(mode="after")
     def _has_window(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
@@ -17,10 +16,8 @@ _CODE: Final = "processor.error"
 class ErrorSettings(ConduitSettings):
     """Settings of ``error``."""
 
-    message: Template = Describe(
-        default="error processor triggered",
-        description="What the nack says: a literal, or a Go template over the record.",
-    )
+    message: Template = "error processor triggered"
+    """What the nack says: a literal, or a Go template over the record."""
 
 
 class Error(Processor):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
@@ -28,11 +27,12 @@ _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
 class FieldConvertSettings(ConduitSettings):
     """Settings of ``field.convert``."""
 
-    field: DataField = Describe(description="The field to convert, such as `.Payload.After.age`.")
-    type: Literal["string", "int", "float", "bool", "time"] = Describe(
-        description="The type to convert it to. `int` is a 64-bit integer; `time` is a time as RFC 3339 text, read "
-        "from such text or from nanoseconds since 1970.",
-    )
+    field: DataField
+    """The field to convert, such as `.Payload.After.age`."""
+    type: Literal["string", "int", "float", "bool", "time"]
+    """The type to convert it to. `int` is a 64-bit integer; `time` is a time as RFC 3339 text, read from such text or
+    from nanoseconds since 1970.
+    """
 
 
 class FieldConvert(FieldProcessor):

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from typing import Annotated
 
 from pydantic import AfterValidator
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -28,10 +27,10 @@ def _fields(text: str) -> str:
 class FieldExcludeSettings(ConduitSettings):
     """Settings of ``field.exclude``."""
 
-    fields: Annotated[str, AfterValidator(_fields)] = Describe(
-        description="The fields to remove, separated by commas: `.Payload.After.tags,.Metadata.team`. "
-        "`.Payload.After` empties the payload. `.Operation` and `.Position` cannot be removed.",
-    )
+    fields: Annotated[str, AfterValidator(_fields)]
+    """The fields to remove, separated by commas: `.Payload.After.tags,.Metadata.team`. `.Payload.After` empties the
+    payload. `.Operation` and `.Position` cannot be removed.
+    """
 
 
 class FieldExclude(InPlaceProcessor):

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -40,11 +39,10 @@ def _mapping(text: str) -> str:
 class FieldRenameSettings(ConduitSettings):
     """Settings of ``field.rename``."""
 
-    mapping: Annotated[str, AfterValidator(_mapping)] = Describe(
-        description="Fields and their new names, such as `.Payload.After.name:fullname,.Metadata.key:id`. A "
-        "new name that holds a comma or a colon stands in double quotes. Whole parts of a record cannot be "
-        "renamed.",
-    )
+    mapping: Annotated[str, AfterValidator(_mapping)]
+    """Fields and their new names, such as `.Payload.After.name:fullname,.Metadata.key:id`. A new name that holds a
+    comma or a colon stands in double quotes. Whole parts of a record cannot be renamed.
+    """
 
 
 class FieldRename(InPlaceProcessor):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Self
 
-from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
@@ -41,19 +40,16 @@ _CHECKED: Final = _PLAIN | {float}
 class FieldSetSettings(ConduitSettings):
     """Settings of ``field.set``: ``field`` and one of ``value`` and ``expression``."""
 
-    field: ChangeableField = Describe(
-        description="The field to set, such as `.Payload.After.kind`. It is created where it is missing, "
-        "with the documents on the way to it. `.Position` cannot be set.",
-    )
-    value: Template | None = Describe(
-        default=None,
-        description="The new value: a literal, or a Go template over the record. What is set is always text.",
-    )
-    expression: Expression | None = Describe(
-        default=None,
-        description="The new value as a Python expression over `after`, `before`, `key`, `metadata`, "
-        "`operation` and `position`, such as `after.amount * 100`. It keeps its type.",
-    )
+    field: ChangeableField
+    """The field to set, such as `.Payload.After.kind`. It is created where it is missing, with the documents on the way
+    to it. `.Position` cannot be set.
+    """
+    value: Template | None = None
+    """The new value: a literal, or a Go template over the record. What is set is always text."""
+    expression: Expression | None = None
+    """The new value as a Python expression over `after`, `before`, `key`, `metadata`, `operation` and `position`, such
+    as `after.amount * 100`. It keeps its type.
+    """
 
     @model_validator(mode="after")
     def _one_value(self) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
@@ -24,9 +23,8 @@ _BLANK: Final = (b"", b"\r", "")
 class JsonDecodeSettings(ConduitSettings):
     """Settings of ``json.decode``."""
 
-    field: DataField = Describe(
-        description="The field that holds JSON, such as `.Payload.After`: raw data, or text in a document.",
-    )
+    field: DataField
+    """The field that holds JSON, such as `.Payload.After`: raw data, or text in a document."""
 
 
 class JsonDecode(FieldProcessor):

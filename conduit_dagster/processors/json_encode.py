@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.payload_code import PayloadCode
@@ -20,9 +19,8 @@ _PAYLOAD: Final = PayloadCode("if after is not None:\n    after = encode(after)"
 class JsonEncodeSettings(ConduitSettings):
     """Settings of ``json.encode``."""
 
-    field: DataField = Describe(
-        description="The field to encode. `.Payload.After` becomes raw data, a field in a document text.",
-    )
+    field: DataField
+    """The field to encode. `.Payload.After` becomes raw data, a field in a document text."""
 
 
 class JsonEncode(FieldProcessor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import comma_separated
@@ -16,7 +15,8 @@ from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Re
 class OmitSettings(ProcessorSettings):
     """Settings of ``omit``."""
 
-    fields: FieldNames = Describe(description="The fields of the payload's document to remove: `type,count`.")
+    fields: FieldNames
+    """The fields of the payload's document to remove: `type,count`."""
 
 
 class Omit(DocumentProcessor):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, model_validator
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -32,11 +31,10 @@ Operations = Annotated[str, AfterValidator(_operations)]
 class OpfilterSettings(ProcessorSettings):
     """Settings of ``opfilter``: one of the two lists."""
 
-    whitelist: Operations = Describe(
-        default="",
-        description="Only these pass, such as `insert,update`. `insert`, Transporter's word, is create and snapshot.",
-    )
-    blacklist: Operations = Describe(default="", description="These go no further.")
+    whitelist: Operations = ""
+    """Only these pass, such as `insert,update`. `insert`, Transporter's word, is create and snapshot."""
+    blacklist: Operations = ""
+    """These go no further."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import comma_separated
@@ -17,7 +16,8 @@ from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Re
 class PickSettings(ProcessorSettings):
     """Settings of ``pick``."""
 
-    fields: FieldNames = Describe(description="The fields of the payload's document to keep: `_id,name`.")
+    fields: FieldNames
+    """The fields of the payload's document to keep: `_id,name`."""
 
 
 class Pick(DocumentProcessor):

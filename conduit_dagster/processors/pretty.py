@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from pydantic import Field as Describe
+from pydantic import Field
 from typing_extensions import override
 
 from conduit_dagster.json_values import shallow
@@ -21,7 +21,8 @@ _log = structlog.get_logger(__name__)
 class PrettySettings(ProcessorSettings):
     """Settings of ``pretty``."""
 
-    spaces: int = Describe(default=2, ge=0, le=16, description="How many spaces to indent by; 0 gives one line.")
+    spaces: int = Field(2, ge=0, le=16)
+    """How many spaces to indent by; 0 gives one line."""
 
 
 class Pretty(InPlaceProcessor):

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator
-from pydantic import Field as Describe
+from pydantic import AfterValidator, Field
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -45,17 +44,14 @@ def _function(text: str) -> str:
 class PythonSettings(ProcessorSettings):
     """Settings of ``python``."""
 
-    function: Annotated[str, AfterValidator(_function)] = Describe(
-        description="`MODULE:FUNCTION`: `transforms:clean` is `clean` in the project's `transforms.py`, "
-        "`lib.text:clean` in `lib/text.py`."
-    )
-    per: Literal["record", "block", "arrow"] = Describe(
-        default="record",
-        description="What the function is given: a record, a list of records, or an Arrow table of payloads.",
-    )
-    source: str = Describe(
-        default="", alias="module.source", description="The module's text. It is read when the pipeline starts."
-    )
+    function: Annotated[str, AfterValidator(_function)]
+    """`MODULE:FUNCTION`: `transforms:clean` is `clean` in the project's `transforms.py`, `lib.text:clean` in
+    `lib/text.py`.
+    """
+    per: Literal["record", "block", "arrow"] = "record"
+    """What the function is given: a record, a list of records, or an Arrow table of payloads."""
+    source: str = Field("", alias="module.source")
+    """The module's text. It is read when the pipeline starts."""
 
 
 class Python(Processor):

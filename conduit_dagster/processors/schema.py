@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -94,20 +93,17 @@ class SchemaSettings(ProcessorSettings):
     model_config = ConfigDict(extra="allow")
     open_keys: ClassVar[tuple[str, ...]] = ("fields.*",)
 
-    fields: str = Describe(
-        default="",
-        description="The contract of all collections without one of their own: `id:integer, name:string?`. `?`: it may "
-        "be null, or missing. Types: `string`, `integer`, `number`, `boolean`, `object`, `array`, `any`. `fields.NAME` "
-        "is the contract of the collection `NAME`. A name with a comma, colon or `?` goes into double quotes.",
-    )
-    tables: Mode = Describe(
-        default="evolve", description="What becomes of records of a collection that no contract is for."
-    )
-    columns: Mode = Describe(default="evolve", description="What becomes of fields that the contract does not name.")
-    data_type: Mode = Describe(
-        default="discard_row",
-        description="What becomes of values of another type than the contract says, and of fields that are missing.",
-    )
+    fields: str = ""
+    """The contract of all collections without one of their own: `id:integer, name:string?`. `?`: it may be null, or
+    missing. Types: `string`, `integer`, `number`, `boolean`, `object`, `array`, `any`. `fields.NAME` is the contract of
+    the collection `NAME`. A name with a comma, colon or `?` goes into double quotes.
+    """
+    tables: Mode = "evolve"
+    """What becomes of records of a collection that no contract is for."""
+    columns: Mode = "evolve"
+    """What becomes of fields that the contract does not name."""
+    data_type: Mode = "discard_row"
+    """What becomes of values of another type than the contract says, and of fields that are missing."""
 
     @override
     def model_post_init(self, context: Any, /) -> None:

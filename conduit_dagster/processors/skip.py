@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 import re2
-from pydantic import Field as Describe
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -47,14 +46,14 @@ _WRONG: Final = "skip.wrong_type"
 class SkipSettings(ProcessorSettings):
     """Settings of ``skip``."""
 
-    field: str = Describe(min_length=1, description="The field of the payload's document to compare.")
-    operator: str = Describe(
-        description="`==` (`eq`, `$eq`), `=~` (a regular expression, unanchored), `>` (`gt`, `$gt`), `>=` (`gte`, "
-        "`$gte`), `<` (`lt`, `$lt`), `<=` (`lte`, `$lte`)."
-    )
-    match: str = Describe(
-        description='What to compare it with: JSON where it is JSON (`10`, `true`, `"10"`), else text.'
-    )
+    field: str = Field(min_length=1)
+    """The field of the payload's document to compare."""
+    operator: str
+    """`==` (`eq`, `$eq`), `=~` (a regular expression, unanchored), `>` (`gt`, `$gt`), `>=` (`gte`, `$gte`), `<` (`lt`,
+    `$lt`), `<=` (`lte`, `$lte`).
+    """
+    match: str
+    """What to compare it with: JSON where it is JSON (`10`, `true`, `"10"`), else text."""
 
     @field_validator("operator")
     @classmethod

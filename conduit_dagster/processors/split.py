@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
@@ -16,10 +15,10 @@ INDEX = "split.index"
 class SplitSettings(ProcessorSettings):
     """Settings of ``split``."""
 
-    field: DataField = Describe(
-        description="The field that holds the list, such as `.Payload.After.tags`: within a document of the key or "
-        "of a payload. Put json.decode before it if these are raw."
-    )
+    field: DataField
+    """The field that holds the list, such as `.Payload.After.tags`: within a document of the key or of a payload. Put
+    json.decode before it if these are raw.
+    """
 
 
 class SplitProcessor(Processor):

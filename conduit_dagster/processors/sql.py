@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import Field as Describe
 from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
@@ -23,17 +22,16 @@ _ADVICE = "a cast, an overflow, a division by zero: try_cast, try_divide and nul
 class SqlSettings(ProcessorSettings):
     """Settings of ``sql``: ``columns`` and ``query``."""
 
-    columns: str = Describe(
-        default="",
-        description="The fields that the query names, with their types as in Spark: "
-        "`id BIGINT, amount DECIMAL(10, 2), tags ARRAY<STRING>, who STRUCT<name: STRING>`. Each record is checked "
-        "against all of them: a value that does not fit its type nacks the record; a missing field is NULL.",
-    )
-    query: str = Describe(
-        description="`SELECT … FROM record [WHERE …]` in Spark's SQL, one record at a time. `*` is all fields of the "
-        "record, declared or not, as they are; an expression named as one of them replaces it. Besides the columns "
-        "there are `_metadata` (a map), `_operation` and `_position` (text)."
-    )
+    columns: str = ""
+    """The fields that the query names, with their types as in Spark: `id BIGINT, amount DECIMAL(10, 2), tags
+    ARRAY<STRING>, who STRUCT<name: STRING>`. Each record is checked against all of them: a value that does not fit its
+    type nacks the record; a missing field is NULL.
+    """
+    query: str
+    """`SELECT … FROM record [WHERE …]` in Spark's SQL, one record at a time. `*` is all fields of the record, declared
+    or not, as they are; an expression named as one of them replaces it. Besides the columns there are `_metadata` (a
+    map), `_operation` and `_position` (text).
+    """
 
     @field_validator("columns")
     @classmethod

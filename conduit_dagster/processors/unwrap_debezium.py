@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
@@ -32,9 +31,8 @@ _MILLISECOND: Final = 1_000_000
 class UnwrapDebeziumSettings(ConduitSettings):
     """Settings of ``unwrap.debezium``."""
 
-    field: PayloadField = Describe(
-        default=".Payload.After", description="The field that holds the Debezium record, as a document or as JSON."
-    )
+    field: PayloadField = ".Payload.After"
+    """The field that holds the Debezium record, as a document or as JSON."""
 
 
 class UnwrapDebezium(UnwrappingProcessor):

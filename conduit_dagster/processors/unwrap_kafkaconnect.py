@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.payload_code import NoFitError
@@ -23,9 +22,8 @@ from conduit_dagster.sdk import Example, Record
 class UnwrapKafkaconnectSettings(ConduitSettings):
     """Settings of ``unwrap.kafkaconnect``."""
 
-    field: PayloadField = Describe(
-        default=".Payload.After", description="The field that holds the Kafka Connect record, as a document or as JSON."
-    )
+    field: PayloadField = ".Payload.After"
+    """The field that holds the Kafka Connect record, as a document or as JSON."""
 
 
 class UnwrapKafkaconnect(UnwrappingProcessor):

@@ -6,7 +6,6 @@ import binascii
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
@@ -23,9 +22,8 @@ _TEXT: Final = {str}
 class UnwrapOpencdcSettings(ConduitSettings):
     """Settings of ``unwrap.opencdc``."""
 
-    field: Field = Describe(
-        default=".Payload.After", description="The field that holds the record, as a document or as JSON."
-    )
+    field: Field = ".Payload.After"
+    """The field that holds the record, as a document or as JSON."""
 
 
 class UnwrapOpencdc(UnwrappingProcessor):

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 import urllib3
-from pydantic import AfterValidator, ConfigDict, model_validator
-from pydantic import Field as Describe
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import override
 from urllib3.util import Retry, Timeout
 
@@ -57,62 +56,37 @@ class WebhookHttpSettings(ConduitSettings):
     model_config = ConfigDict(extra="allow")
     open_keys: ClassVar[tuple[str, ...]] = (f"{_HEADERS}*",)
 
-    url: Annotated[Template, AfterValidator(_url)] = Describe(
-        alias="request.url", description="The URL, or a Go template over the record that gives it."
-    )
-    method: str = Describe(
-        default="GET", alias="request.method", pattern="^[A-Za-z]+$", description="The method of the request."
-    )
-    body: Template = Describe(
-        default="",
-        alias="request.body",
-        description="The body: a text, or a Go template over the record; `{{ toJson . }}` is the whole record.",
-    )
-    content_type: str = Describe(default="", alias="request.contentType", description="Old for `headers.Content-Type`.")
-    timeout: PositiveDuration = Describe(
-        default=30.0,
-        alias="request.timeout",
-        description="How long one request may take, until its response is complete (ours).",
-    )
-    allow_private: bool = Describe(
-        default=True,
-        alias="request.allowPrivate",
-        description="Whether a request may go to a private network (ours). `false`: a host without a public address is "
-        "refused when it is connected to, also after a redirect.",
-    )
-    concurrency: int = Describe(
-        default=1,
-        alias="request.concurrency",
-        ge=1,
-        le=256,
-        description="Requests at the same time in one task (ours). The records keep their order; with more than 1 the "
-        "requests do not.",
-    )
-    response_body: ChangeableField = Describe(
-        default=".Payload.After",
-        alias="response.body",
-        description="The field that takes the response's body: a payload or the key as raw data, another field as "
-        "text.",
-    )
-    response_status: ChangeableField | None = Describe(
-        default=None, alias="response.status", description="The field that takes the status; without it, none does."
-    )
-    max_size: ByteSize = Describe(
-        default=64_000_000,
-        alias="response.maxSize",
-        description="How long a response may be (ours); a longer one is an error. A task holds those of a whole block.",
-    )
-    retries: float = Describe(
-        default=0, alias="backoffRetry.count", gt=-1, description="How often to try again after an error."
-    )
-    factor: float = Describe(
-        default=2,
-        alias="backoffRetry.factor",
-        gt=0,
-        description="The factor by which each wait is longer than the one before.",
-    )
-    shortest: Duration = Describe(default=0.1, alias="backoffRetry.min", description="The first wait.")
-    longest: Duration = Describe(default=5.0, alias="backoffRetry.max", description="The longest wait.")
+    url: Annotated[Template, AfterValidator(_url)] = Field(alias="request.url")
+    """The URL, or a Go template over the record that gives it."""
+    method: str = Field("GET", alias="request.method", pattern="^[A-Za-z]+$")
+    """The method of the request."""
+    body: Template = Field("", alias="request.body")
+    """The body: a text, or a Go template over the record; `{{ toJson . }}` is the whole record."""
+    content_type: str = Field("", alias="request.contentType")
+    """Old for `headers.Content-Type`."""
+    timeout: PositiveDuration = Field(30.0, alias="request.timeout")
+    """How long one request may take, until its response is complete (ours)."""
+    allow_private: bool = Field(True, alias="request.allowPrivate")
+    """Whether a request may go to a private network (ours). `false`: a host without a public address is refused when it
+    is connected to, also after a redirect.
+    """
+    concurrency: int = Field(1, alias="request.concurrency", ge=1, le=256)
+    """Requests at the same time in one task (ours). The records keep their order; with more than 1 the requests do not.
+    """
+    response_body: ChangeableField = Field(".Payload.After", alias="response.body")
+    """The field that takes the response's body: a payload or the key as raw data, another field as text."""
+    response_status: ChangeableField | None = Field(None, alias="response.status")
+    """The field that takes the status; without it, none does."""
+    max_size: ByteSize = Field(64_000_000, alias="response.maxSize")
+    """How long a response may be (ours); a longer one is an error. A task holds those of a whole block."""
+    retries: float = Field(0, alias="backoffRetry.count", gt=-1)
+    """How often to try again after an error."""
+    factor: float = Field(2, alias="backoffRetry.factor", gt=0)
+    """The factor by which each wait is longer than the one before."""
+    shortest: Duration = Field(0.1, alias="backoffRetry.min")
+    """The first wait."""
+    longest: Duration = Field(5.0, alias="backoffRetry.max")
+    """The longest wait."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

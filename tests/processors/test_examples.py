@@ -8,6 +8,7 @@ import pytest
 
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.cli.description_text import example_text
+from conduit_dagster.cli.reference import settings_of
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import DROP, Example, Nack, Processor
 
@@ -21,7 +22,7 @@ CASES = [
 @pytest.mark.parametrize("kind", PROCESSORS.all().values(), ids=PROCESSORS.all())
 def test_each_has_one(kind: type[Processor]) -> None:
     assert kind.examples or not kind.deterministic
-    assert kind.__doc__ and all(field.description for field in kind.Settings.model_fields.values())
+    assert kind.__doc__ and all(setting.description for setting in settings_of(kind.Settings, {}))
 
 
 @pytest.mark.parametrize(("name", "example"), CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conduit_dagster.builtin_plugins import PROCESSORS
+from conduit_dagster.cli.reference import settings_of
 from conduit_dagster.processors.field_set import FieldSet
 from conduit_dagster.sdk import Processor
 
@@ -15,8 +16,8 @@ def test_every_module_is_a_plugin_of_its_name() -> None:
     for name, kind in PROCESSORS.all().items():
         assert kind.name == name
         assert kind.__doc__
-        for field in kind.Settings.model_fields.values():
-            assert field.description
+        for setting in settings_of(kind.Settings, {}):
+            assert setting.description
 
 
 @pytest.mark.parametrize("name", ["field.set", "builtin:field.set", "builtin:field.set@v0.1.0", "field.set@latest"])

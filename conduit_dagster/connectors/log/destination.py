@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from pydantic import Field
-
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, encode
 from conduit_dagster.sdk import ConnectorSettings, Delivery, DriverDestination
@@ -17,7 +15,8 @@ class LogDestinationSettings(ConnectorSettings):
 
     level: Literal["trace", "debug", "info", "warn", "error"] = "info"
     """The level to log at."""
-    message: str = Field("", description="What each line begins with.")
+    message: str = ""
+    """What each line begins with."""
 
 
 class LogDestination(DriverDestination):

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 import fastavro
 from fastavro.types import Schema as Parsed
-from pydantic import Field as Describe
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -52,26 +51,25 @@ _FILES: Final = ("tls.ca.cert", "tls.client.cert", "tls.client.key")
 class AvroSettings(ConduitSettings):
     """Settings of both processors."""
 
-    field: DataField = Describe(
-        default=".Payload.After", description="The field: a payload, the key, or a field in one of them."
-    )
-    url: str = Describe(
+    field: DataField = ".Payload.After"
+    """The field: a payload, the key, or a field in one of them."""
+    url: str = Field(
         default="",
         description="The schema registry: the `http` or `https` URL of one that speaks Confluent's API, or the URL of "
         f"a folder that all tasks can open. Without it, the folder `{_FOLDER}` of the project (ours).",
     )
-    username: str = Describe(default="", alias="auth.basic.username", description="The login for the registry.")
-    password: str = Describe(default="", alias="auth.basic.password", description="Its password.")
-    ca: str = Describe(
-        default="",
-        alias="tls.ca.cert",
-        description="A file with the certificates that the registry's certificate is verified against; a relative path "
-        "starts at the project.",
-    )
-    certificate: str = Describe(
-        default="", alias="tls.client.cert", description="A file with the client's certificate."
-    )
-    key: str = Describe(default="", alias="tls.client.key", description="A file with its key.")
+    username: str = Field("", alias="auth.basic.username")
+    """The login for the registry."""
+    password: str = Field("", alias="auth.basic.password")
+    """Its password."""
+    ca: str = Field("", alias="tls.ca.cert")
+    """A file with the certificates that the registry's certificate is verified against; a relative path starts at the
+    project.
+    """
+    certificate: str = Field("", alias="tls.client.cert")
+    """A file with the client's certificate."""
+    key: str = Field("", alias="tls.client.key")
+    """A file with its key."""
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
