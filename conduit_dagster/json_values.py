@@ -1,9 +1,12 @@
-"""Values that JSON can hold. msgspec silently writes NaN and infinities as null."""
+"""Values that JSON can hold, and JSON as Conduit reads it. msgspec silently writes NaN and infinities as null."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
+import re
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 
@@ -93,3 +96,38 @@ def _text_of(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (ValueError, TypeError, OverflowError, RecursionError):
         return "[nested too deeply]"
+
+
+_decode = msgspec.json.Decoder().decode
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_LENIENT: Final = re.compile(rb"[\x00-\x1f](?!\Z)|\\u[dD]")
+"""Found in all text that Conduit accepts and msgspec does not."""
+
+
+def decode_json(text: bytes | str) -> Any:
+    """Decode JSON; control characters in text need no escape, and a lone surrogate becomes U+FFFD.
+
+    Raises ``msgspec.DecodeError``, ``UnicodeError`` or ``RecursionError``.
+    """
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        if isinstance(text, bytes) and not _LENIENT.search(text):
+            raise
+        with suppress(ValueError, msgspec.DecodeError):
+            return _decode(_escaped(text))
+        raise
+
+
+def _escaped(text: bytes | str) -> str:
+    text = text if isinstance(text, str) else text.decode()
+    # numbers are checked here: of two equal keys the last one alone is written again
+    value = json.loads(text, strict=False, parse_constant=_finite_number, parse_float=_finite_number)
+    return _HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False))
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    raise ValueError(f"{text} is no number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from conduit_dagster.expressions import EvaluationError, compile_template, reads_key
+from conduit_dagster.json_values import decode_json
 from conduit_dagster.lazy_records import Payloads, payloads_of
 from conduit_dagster.record import READ_AT, Data, Document, Envelope, Nack, Payload, Record
 
@@ -216,7 +218,7 @@ _TAIL: Final[list[dict[str, Any]]] = [
         "field": "transaction",
     },
 ]
-_document = msgspec.json.Decoder(dict[str, Any]).decode
+_NANOSECONDS: Final = re.compile(r"[+-]?[0-9]{1,99}")
 
 
 def options_of(text: str) -> dict[str, str]:
@@ -243,8 +245,7 @@ def debezium(record: Record, schema_name: str = "", raw_key: str = RAW_KEY) -> D
     ]
     operation = _OPERATIONS[record.operation]
     payload: Document = {"before": before, "after": after, "source": record.metadata, "op": operation}
-    read_at = record.metadata.get(READ_AT, "")
-    if read_at.isdecimal() and (milliseconds := int(read_at) // 1_000_000):
+    if milliseconds := _milliseconds(record.metadata.get(READ_AT, "")):
         payload["ts_ms"] = milliseconds
     schema: Document = {"type": "struct", "fields": fields}
     if schema_name:
@@ -258,9 +259,17 @@ def _part(data: Data, raw_key: str) -> Document | None:
     if not data:
         return None
     try:
-        return _document(data)
+        value = decode_json(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {raw_key: data}
+    # as in Conduit, the JSON null is no payload
+    return value if value is None or isinstance(value, dict) else {raw_key: data}
+
+
+def _milliseconds(nanoseconds: str) -> int:
+    """Return a time in milliseconds; 0 if the text is no number of 64 bits, which Conduit leaves out like 0."""
+    found = int(nanoseconds) if _NANOSECONDS.fullmatch(nanoseconds) else 0
+    return found // 1_000_000 if -(1 << 63) <= found < 1 << 63 else 0
 
 
 def _field(name: str, value: Any, nothing: Document = _UNKNOWN) -> Document:

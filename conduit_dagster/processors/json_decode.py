@@ -8,8 +8,8 @@ import msgspec
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.json_values import decode_json
 from conduit_dagster.payload_code import PayloadCode
-from conduit_dagster.processors.common.conversions import decode_json
 from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
 from conduit_dagster.readable import excerpt

@@ -224,9 +224,19 @@ def test_raw_data_is_json_or_a_field() -> None:
     assert written(Record("1", {}, b""))["payload"]["after"] is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "after"), [(b"null", None), (b'{"a": "\\ud83d"}', {"a": "\ufffd"}), (b'{"a": "\n"}', {"a": "\n"})]
+)
+def test_raw_data_is_read_as_json_decode_reads_it(raw: bytes, after: Any) -> None:
+    """What Conduit 0.14 writes; it was raw data in a field."""
+    assert written(Record("1", {}, raw))["payload"]["after"] == after
+
+
 def test_time_and_name() -> None:
     assert written(Record("1", {"opencdc.readAt": "5123456"}))["payload"]["ts_ms"] == 5
-    assert "ts_ms" not in written(Record("1", {"opencdc.readAt": "soon"}))["payload"]
+    assert written(Record("1", {"opencdc.readAt": "-5123456"}))["payload"]["ts_ms"] == -6
+    for text in ("soon", "0", "9" * 23, "1" * 5000, "²"):
+        assert "ts_ms" not in written(Record("1", {"opencdc.readAt": text}))["payload"]
     assert written(Record("1", {}), " debezium.schema.name=orders")["schema"]["name"] == "orders"
     assert "name" not in written(Record("1", {}))["schema"]
 

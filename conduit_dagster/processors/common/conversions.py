@@ -1,18 +1,14 @@
-"""Conversions of values by Go's rules, which are Conduit's: numbers, booleans and times in text, Base64, JSON."""
+"""Conversions of values by Go's rules, which are Conduit's: numbers, booleans and times in text, Base64."""
 
 from __future__ import annotations
 
 import calendar
 import datetime
-import json
 import math
 import re
 from binascii import Error, a2b_base64
-from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
-
-import msgspec
 
 from conduit_dagster.expressions import BOOLEANS, format_go
 
@@ -140,29 +136,3 @@ def quick_base64(text: str) -> bytes:
     if len(text) % 4 or text[-3:] == "===":  # Python ignores excess padding
         raise Error("Incorrect padding")
     return a2b_base64(text, strict_mode=True)
-
-
-_decode = msgspec.json.Decoder().decode
-_HALF: Final = re.compile("[\ud800-\udfff]")
-_LENIENT: Final = re.compile(rb"[\x00-\x1f](?!\Z)|\\u[dD]")
-"""Found in all text that Conduit accepts and msgspec does not."""
-
-
-def decode_json(text: bytes | str) -> Any:
-    """Decode JSON; a lone surrogate becomes U+FFFD.
-
-    Raises ``msgspec.DecodeError``, ``UnicodeError`` or ``RecursionError``.
-    """
-    try:
-        return _decode(text)
-    except msgspec.DecodeError:
-        if isinstance(text, bytes) and not _LENIENT.search(text):
-            raise
-        with suppress(ValueError, msgspec.DecodeError):
-            return _decode(_escaped(text))
-        raise
-
-
-def _escaped(text: bytes | str) -> str:
-    value = json.loads(text if isinstance(text, str) else text.decode(), strict=False)
-    return _HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False))

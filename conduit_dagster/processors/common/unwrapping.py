@@ -11,7 +11,8 @@ from pydantic import AfterValidator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference, kind_of
-from conduit_dagster.processors.common.conversions import decode_json, to_string
+from conduit_dagster.json_values import decode_json
+from conduit_dagster.processors.common.conversions import to_string
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import reference
 from conduit_dagster.record import Data, Document, Record
