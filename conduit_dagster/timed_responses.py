@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import socket
 import time
-from http.client import HTTPResponse
-from typing import Any
+from http import HTTPStatus
+from http.client import HTTPResponse, parse_headers
+from typing import Any, Final
 
 import urllib3
 from typing_extensions import override
@@ -40,12 +41,28 @@ class _TimedReader(io.RawIOBase):
         super().close()
 
 
+_SWITCHING: Final = 101
+"""The one status below 200 that is an answer."""
+
+
 class _TimedResponse(HTTPResponse):
-    """A response whose status, headers and body, and any ``100 Continue`` before them, come within the timeout."""
+    """A response whose status, headers and body come within the timeout, with all that is told before the answer.
+
+    Python's own skips ``100 Continue`` alone: after ``103 Early Hints``, the answer was that of the next request.
+    """
 
     def __init__(self, sock: socket.socket, *arguments: Any, **more: Any) -> None:
         super().__init__(sock, *arguments, **more)
         self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
+
+    def _read_status(self) -> tuple[str, int, str]:
+        # called by begin(), which skips 100 by itself
+        own: Any = super()
+        while True:
+            version, status, reason = own._read_status()
+            if not _SWITCHING < status < HTTPStatus.OK:
+                return version, status, reason
+            parse_headers(self.fp)
 
 
 class TimedHTTP(HTTPConnection):

@@ -286,8 +286,11 @@ def _templated(template: Compiled, record: Record, setting: str) -> str:
 
 
 def _normal(url: str) -> str:
-    """Return the URL with its query string encoded, as in Conduit."""
-    parts = urlsplit(url)
+    """Return the URL with its query string encoded, as in Conduit. Raises :class:`ProcessError`."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ProcessError(f"request.url is no URL: {error}", code="webhook.unreachable") from None
     query = sorted(parse_qsl(parts.query, keep_blank_values=True), key=itemgetter(0))
     return urlunsplit(parts._replace(query=urlencode(query)))
 
