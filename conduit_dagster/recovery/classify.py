@@ -140,14 +140,27 @@ def _text(error: BaseException) -> str:
 
 
 def lack_of_memory(error: BaseException) -> MemoryError | None:
-    """Return the ``MemoryError`` that ``error`` is or was raised from; None for any other.
+    """Return the ``MemoryError`` that ``error`` is, holds or was raised from; None for any other.
 
     A record that is at hand then is not its cause: other records and tasks hold the memory.
     """
-    within: BaseException | None = error
-    while within is not None and not isinstance(within, MemoryError):
-        within = within.__cause__
-    return within
+    waiting, seen = with_members(error), set[int]()
+    while waiting:
+        within = waiting.pop()
+        if isinstance(within, MemoryError):
+            return within
+        if within.__cause__ is not None and id(within) not in seen:  # two errors can be each other's cause
+            seen.add(id(within))
+            waiting += with_members(within.__cause__)
+    return None
+
+
+def with_members(error: BaseException) -> list[BaseException]:
+    """Return the error and, if it is an ``ExceptionGroup``, as ``asyncio.TaskGroup`` raises it, all errors in it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    inner = cast(BaseExceptionGroup[BaseException], error).exceptions
+    return [error, *(one for member in inner for one in with_members(member))]
 
 
 def _levels(error: BaseException) -> Iterator[list[BaseException]]:

@@ -6,7 +6,7 @@ import errno
 import json
 import re
 import shlex
-from typing import Final
+from typing import Any, Final, Self
 
 from conduit_dagster.recovery.codes import class_of, is_code
 from conduit_dagster.secret_values import hide
@@ -28,6 +28,16 @@ class ConduitError(Exception):
     """
 
     fatal = False
+    code: str = "pipeline.error"
+    place: str | None = None
+    fix: str | None = None
+    node: str | None = None
+
+    def __new__(cls, *args: Any, **_: Any) -> Self:
+        """Give an author's class a message whose own ``__init__`` does not call this one's."""
+        made = super().__new__(cls, *args)
+        made.message = hide(": ".join([cls.__name__, *map(str, args)]))
+        return made
 
     def __init__(
         self,
@@ -48,7 +58,6 @@ class ConduitError(Exception):
         self.code = str(code)
         self.place = hide(place) if isinstance(place, str) else place
         self.fix = hide(fix) if isinstance(fix, str) else fix
-        self.node: str | None = None
         if node:
             self.set_node(node)
         # Spark workers, py4j and Dagster keep only an exception's text, but all of it, including notes

@@ -16,7 +16,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.field_reference import FieldError
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
-from conduit_dagster.recovery.classify import ENDINGS, lack_of_memory
+from conduit_dagster.recovery.classify import ENDINGS, lack_of_memory, with_members
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk.context import IdempotencyKeys, RecordKey
 from conduit_dagster.sdk.promises import withdraw
@@ -92,6 +92,8 @@ class ProcessorContext:
 
 class ProcessError(Exception):
     """Raised by a processor to nack a record with its own code; any other exception nacks with ``processor.error``."""
+
+    code: str = "processor.error"
 
     def __init__(self, message: str, *, code: str = "processor.error") -> None:
         super().__init__(message)
@@ -228,16 +230,23 @@ class Processor:
 
 
 def nack_of(error: BaseException) -> Nack:
-    """Return the nack of the record that an author's code raised this for. Raises what is no record's fault."""
-    # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
-    if isinstance(error, (TransientError, StepError, *ENDINGS)):
-        raise error
+    """Return the nack of the record that an author's code raised this for. Raises what is no record's fault.
+
+    An ``ExceptionGroup`` counts as what is in it.
+    """
+    found = with_members(error)
+    for one in found:
+        # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
+        if isinstance(one, (TransientError, StepError, *ENDINGS)):
+            raise one
     if (lack := lack_of_memory(error)) is not None:
         raise lack
-    if isinstance(error, ProcessError | FatalError):
-        return Nack(str(error.code), error.message)
-    if isinstance(error, FieldError):
-        return Nack(error.code, str(error))
+    own = next((one for one in found if isinstance(one, ProcessError | FatalError | FieldError)), error)
+    if isinstance(own, FieldError):
+        return Nack(own.code, str(own))
+    if isinstance(own, ProcessError | FatalError):
+        # an author's class may have an ``__init__`` that leaves out ours
+        return Nack(str(own.code), str(getattr(own, "message", None) or _text(own)))
     return Nack("processor.error", f"{type(error).__name__}: {_text(error)}")
 
 

@@ -29,6 +29,22 @@ class SpeechlessError(Exception):
         raise KeyError("no text")
 
 
+class NoCallError(ProcessError):
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+class NoCallFatalError(FatalError):
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+def each_others_cause() -> ValueError:
+    error, other = ValueError("no"), ValueError("other")
+    error.__cause__, other.__cause__ = other, error
+    return error
+
+
 GOOD, BAD = Record(1, {}, {"bad": False}), Record(2, {}, {"bad": True})
 
 
@@ -40,17 +56,31 @@ GOOD, BAD = Record(1, {}, {"bad": False}), Record(2, {}, {"bad": True})
         (FatalError("no", code="mine.no"), Nack("mine.no", "no")),
         (FatalError("no", code=422), Nack("422", "no")),
         (SpeechlessError(), Nack("processor.error", "SpeechlessError: its text can't be read, KeyError")),
+        (NoCallError("12"), Nack("processor.error", "12")),
+        (NoCallFatalError("12"), Nack("pipeline.error", "NoCallFatalError: 12")),
+        (each_others_cause(), Nack("processor.error", "ValueError: no")),
+        (ExceptionGroup("tasks", [ValueError("a"), ProcessError("no", code="mine.no")]), Nack("mine.no", "no")),
+        (
+            ExceptionGroup("tasks", [ValueError("a")]),
+            Nack("processor.error", "ExceptionGroup: tasks (1 sub-exception)"),
+        ),
     ],
 )
 def test_an_error_is_the_nack_of_its_record(error: Exception, nack: Nack) -> None:
     assert Raising(error).process_block([GOOD, BAD, GOOD]) == [GOOD, nack, GOOD]
 
 
-def test_a_transient_error_is_no_nack() -> None:
-    error = TransientError("away", code="mine.away")
+AWAY = TransientError("away", code="mine.away")
+
+
+@pytest.mark.parametrize(
+    "error", [AWAY, ExceptionGroup("tasks", [ProcessError("no"), AWAY])], ids=["itself", "in a group"]
+)
+def test_a_transient_error_is_no_nack(error: Exception) -> None:
+    """Nor where tasks of asyncio, say, raised it beside others."""
     with pytest.raises(TransientError) as caught:
         Raising(error).process_block([GOOD, BAD])
-    assert caught.value is error
+    assert caught.value is AWAY
 
 
 def _from_lack_of_memory() -> ProcessError:
@@ -59,7 +89,7 @@ def _from_lack_of_memory() -> ProcessError:
     return error
 
 
-@pytest.mark.parametrize("error", [MemoryError(), _from_lack_of_memory()])
+@pytest.mark.parametrize("error", [MemoryError(), _from_lack_of_memory(), ExceptionGroup("tasks", [MemoryError()])])
 def test_a_lack_of_memory_is_no_nack(error: Exception) -> None:
     """Other records and tasks hold it: this one may pass when the step is repeated."""
     with pytest.raises(MemoryError):
