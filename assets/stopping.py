@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar
 
 import dagster as dg
 import structlog
-from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 
 from conduit_dagster.daemon_threads import has_ended, in_daemon
 from conduit_dagster.engine.stop import StopFlag
@@ -165,13 +164,14 @@ class StopWatcher:
         self._ask = time.monotonic() + _ASK_EVERY
         try:
             record = self._instance.get_run_record_by_id(self._run_id)
+            terminated = record is not None and was_terminated(self._instance, record)
         except Exception as error:  # noqa: BLE001  # a moment without Dagster's storage must not end the run
             log.warning("Dagster's storage does not answer", run=self._run_id, cause=hide(str(error)))
             return
         if record is None:
             return
         run = record.dagster_run
-        if was_terminated(self._instance, record):
+        if terminated:
             self.terminated = True
             self._stop.request("user")
         elif run.is_finished or run.status is dg.DagsterRunStatus.CANCELING:
@@ -179,24 +179,25 @@ class StopWatcher:
             self._stop.request("system")
 
 
+_TOO_LONG = "maximum runtime"
+"""In the message of the event with which Dagster's run monitoring cancels a run that takes too long."""
+
+
 def was_terminated(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
     """Return whether a user terminated the run. Dagster also cancels one that exceeds its maximum runtime."""
     run = record.dagster_run
     cancelled = run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
-    return cancelled and not _is_too_long(instance, record)
+    return cancelled and not _is_too_long(instance, run.run_id)
 
 
-def _is_too_long(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
-    """Return whether the run takes, or took, longer than Dagster's run monitoring allows."""
-    if not instance.run_monitoring_enabled or record.start_time is None:
-        return False
-    tags = record.dagster_run.tags
-    own = tags.get(MAX_RUNTIME_SECONDS_TAG) or tags.get("dagster/max_runtime_seconds")
-    try:
-        longest = float(own or instance.run_monitoring_max_runtime_seconds)
-    except ValueError:
-        return False  # Dagster ignores it too
-    return 0 < longest < (record.end_time or time.time()) - record.start_time
+def _is_too_long(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Return whether Dagster's run monitoring was the first to cancel the run.
+
+    As the run's events tell: this process may have other settings than the daemon, which was started again since.
+    """
+    first = next(iter(instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_CANCELING)), None)
+    told = None if first is None else first.dagster_event
+    return told is not None and _TOO_LONG in (told.message or "")
 
 
 T = TypeVar("T")

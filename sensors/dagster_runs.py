@@ -70,8 +70,9 @@ class Runs:
         told = (clock_ahead(self._instance, record) for record in records[:_FEW])
         self._ahead = next((ahead for ahead in told if ahead is not None), 0.0)
         for record in records:
-            if _is_of(record, self._project):
-                self._newest.setdefault(record.dagster_run.job_name, _last(self._instance, record, self._ahead))
+            job = record.dagster_run.job_name
+            if job not in self._newest and _is_of(record, self._project):
+                self._newest[job] = _last(self._instance, record, self._ahead)
 
     def of(self, job: str) -> LastRun | None:
         """Return the newest run of a pipeline's own job."""

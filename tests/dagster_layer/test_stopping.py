@@ -168,13 +168,18 @@ def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
     assert (stop.requested, stop.reason, warden.terminated) == (True, by, by == "user")
 
 
-@pytest.mark.parametrize(("longest", "by"), [(1, "system"), (3600, "user")])
+@pytest.mark.parametrize(
+    ("longest", "theirs", "by"), [(1, 0, "system"), (0, 1, "system"), (3600, 0, "user"), (1, 0, "user")]
+)
 def test_a_run_that_dagster_cancels_for_its_runtime_stops_as_the_system(
-    longest: int, by: str, monkeypatch: pytest.MonkeyPatch
+    longest: int, theirs: int, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster cancels it and then lets it fail. The run may look between the two, or end as cancelled after both."""
+    """Dagster cancels it and then lets it fail. The run may look between the two, or end as cancelled after both.
+
+    ``theirs``: the limit of the daemon, whose settings may be newer than the run's.
+    """
     with dg.DagsterInstance.ephemeral(settings={"run_monitoring": {"enabled": True}}) as instance:
-        tags = {"dagster/max_runtime": str(longest)}
+        tags = {"dagster/max_runtime": str(longest)} if longest else {}
         run_id = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags).run_id
         _begun(instance, run_id, seconds_ago=60)
         signals = Signals()
@@ -186,10 +191,11 @@ def test_a_run_that_dagster_cancels_for_its_runtime_stops_as_the_system(
             return True
 
         monkeypatch.setattr(instance.run_launcher, "terminate", interrupt)
-        check_run_timeout(instance, _record(instance, run_id), logging.getLogger(), 0.0)
         if by == "user":
             instance.report_run_canceling(_record(instance, run_id).dagster_run)
             interrupt(run_id)
+        else:
+            check_run_timeout(instance, _record(instance, run_id), logging.getLogger(), theirs)
         assert (stop.reason, warden.terminated) == (by, by == "user")
         instance.report_run_canceled(_record(instance, run_id).dagster_run)
         assert was_terminated(instance, _record(instance, run_id)) is (by == "user")
