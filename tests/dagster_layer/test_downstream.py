@@ -145,3 +145,30 @@ def test_a_pipeline_that_reads_another_one_runs_after_it_in_one_run(
     job = folder.definitions.resolve_implicit_global_asset_job_def()
     assert job.execute_in_process(instance=folder.instance, asset_selection=selection).success
     assert len((folder.root / "copy.jsonl").read_text().splitlines()) == records
+
+
+def _ops(folder: Folder, selection: dg.AssetSelection) -> set[str]:
+    @dg.asset_check(asset="report")
+    def is_new() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    definitions = dg.Definitions.merge(
+        _with(folder, _asset(_lines(folder)), selection), dg.Definitions(asset_checks=[is_new])
+    )
+    return {node.name for node in definitions.resolve_job_def("both").all_node_defs}
+
+
+def test_selections_of_a_users_job_that_take_a_pipeline_whole_or_leave_it_out(folder: Folder) -> None:
+    """Those that docs/existing-project.md has in place of what Dagster refuses."""
+    folder.numbers()
+    some, ours = dg.AssetSelection, dg.AssetSelection.groups("numbers", "conduit")
+    with pytest.raises(dg.DagsterInvalidDefinitionError):
+        _ops(folder, some.assets("report").upstream())
+    behind = some.assets("report").upstream().required_multi_asset_neighbors()
+    assert _ops(folder, behind) >= {"numbers__run", "report"}
+    checks = _ops(folder, some.all_asset_checks() - ours)
+    assert "report_is_new" in checks
+    assert "numbers__run" not in checks
+    unchecked = _ops(folder, (some.all() - ours).without_checks() | ours)
+    assert unchecked >= {"numbers__run", "report"}
+    assert "report_is_new" not in unchecked
