@@ -144,14 +144,25 @@ def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> L
 
 LOOK = "look for what ended it: memory, the system's log"
 """What to do about a run that died, whether it is restarted or not."""
+_SLOW = "look for what held up its start: memory, load; or raise start_timeout_seconds of Dagster's run monitoring"
 
 
 def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
     """Return the error of a run with its class, as far as it was reported; a crashed process is transient."""
+    said, fix = "", LOOK
     for entry in instance.all_logs(run_id, of_type=_FAILURES):
-        if entry.dagster_event is not None and (told := _told(entry.dagster_event)) is not None:
+        event = entry.dagster_event
+        if event is None:
+            continue
+        if (told := _told(event)) is not None:
             return told
-    return TransientError(f"run {run_id} ended without reporting a result", code="run.died", fix=LOOK)
+        data = event.event_specific_data
+        failed = data if isinstance(data, JobFailureData) else JobFailureData(error=None)
+        # what Dagster found, such as the exit code of the process
+        if failed.error is None and event.message:
+            said = f": {event.message}"
+            fix = _SLOW if failed.failure_reason == RunFailureReason.START_TIMEOUT else LOOK
+    return TransientError(f"run {run_id} ended without reporting a result{said}", code="run.died", fix=fix)
 
 
 _FAILURES = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from lab.sensors_lab import GONE, Location
 
 from conduit_dagster.assets.run_origin import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
@@ -294,21 +292,6 @@ def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -
     assert location.tick() == []
     assert location.status() == ("stopped", "user")
     assert location.tick() == location.tick("conduit_lifecycle") == []
-
-
-def test_a_run_that_dagster_cancels_for_its_runtime_before_it_began_is_restarted(location: Location) -> None:
-    """As while it opens Spark: no user terminated it, and its pipeline must not stay away."""
-    location.write()
-    run = location.run(**{"dagster/max_runtime": "1"})
-    began = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "orders")
-    location.instance.report_dagster_event(began, run.run_id, timestamp=time.time() - 60)
-    record = location.instance.get_run_record_by_id(run.run_id)
-    assert record is not None
-    check_run_timeout(location.instance, record, logging.getLogger(), 0.0)
-    location.instance.report_run_canceled(run)
-    assert location.tick() == location.tick("conduit_lifecycle") == []
-    assert location.status() == ("recovering", "")
-    assert [request.job_name for request in location.tick()] == ["orders"]
 
 
 def test_b10_a_restart_that_a_user_terminated_never_happens(location: Location) -> None:
