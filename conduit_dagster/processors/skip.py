@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, cast
 
+import msgspec
 import re2
 from pydantic import Field, ValidationInfo, field_validator
 from typing_extensions import override
@@ -14,6 +15,7 @@ from typing_extensions import override
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import compile_regex
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.conversions import integer, to_float
 from conduit_dagster.processors.common.in_place import document_of
 from conduit_dagster.sdk import (
     DROP,
@@ -78,7 +80,8 @@ class Skip(Processor):
     """Pass the records whose field matches; the others are dropped and acked, as in Transporter's ``skip``.
 
     ``==`` compares value and type (1 and 1.0 are equal, 10 and "10" are not). ``>``, ``>=``, ``<`` and ``<=`` compare
-    numbers and numeric text; any other value is nacked, and so is a value that is not text for ``=~``.
+    numbers, and text that ``field.convert`` makes an integer or a finite float. Any other value is nacked, and so is a
+    value that is not text for ``=~``.
     """
 
     name = "skip"
@@ -136,12 +139,17 @@ def _matcher(settings: SkipSettings) -> Callable[[Any], bool]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 
 def _same(value: Any, match: Any) -> bool:
+    if isinstance(match, list):
+        return isinstance(value, list) and len(value) == len(match) and all(map(_same, value, match))
+    if isinstance(match, dict):
+        is_alike = isinstance(value, dict) and value.keys() == match.keys()
+        return is_alike and all(_same(value[name], inner) for name, inner in match.items())
     # True == 1 in Python, but not in JSON
     return value == match and isinstance(value, bool) == isinstance(match, bool)
 
@@ -164,7 +172,9 @@ def _number(value: Any) -> float | int | None:
         return None
     if isinstance(value, int | float):
         return value
-    try:
-        return float(value) if isinstance(value, str) and value.strip() == value else None
-    except ValueError:
-        return None
+    if isinstance(value, str):
+        # whole numbers first: a float has 53 bits
+        for convert in (integer, to_float):
+            with suppress(ValueError, OverflowError):
+                return convert(value)
+    return None
