@@ -17,15 +17,43 @@ from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.lazy_records import PayloadIds, Payloads, as_list
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.omit import Omit
-from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext, ProcessorSettings, Result
 
 AFTER = ".Payload.After"
 NAMES = st.sampled_from("abc")
-TEXTS = st.sampled_from(["", "x", "é", "aGk=", "7", '{"a":1}', "\ud800", "0.5", "true"])
-SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.just(2**70) | st.floats() | TEXTS
-VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(NAMES, SCALARS, max_size=2)
-DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=3)
+ODD_NAMES = NAMES | st.sampled_from(["a.b", "é", "", "x y", "payload"])
+TEXTS = st.sampled_from(
+    [
+        *("", "x", "é", "aGk=", "7", '{"a":1}', "\ud800", "0.5", "true", "\u2028", "\x00", "\n", " 1", "-0", "1e400"),
+        *("NaN", "null", "[1]", '{"a":1,"a":{"b":2}}', '"\\ud83d"', "aGk", "aGk=\n", "/w==", "9223372036854775808"),
+        *("2024-01-02T03:04:05Z", "9" * 5000),
+    ]
+)
+NUMBERS = st.integers(-9, 9) | st.sampled_from([2**70, 2**53 + 1, 10**4299, 1e21, -0.0]) | st.floats()
+SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
+VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(ODD_NAMES, SCALARS, max_size=2)
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "before": VALUES,
+        "after": VALUES,
+        "source": VALUES,
+        "ts_ms": SCALARS,
+        "transaction": SCALARS,
+        "op": st.sampled_from(["c", "u", "d", "$unset", "x", 1, None, []]),
+    },
+)
+ENVELOPES = st.fixed_dictionaries(
+    {},
+    optional={
+        "payload": CHANGES | VALUES,
+        "operation": st.sampled_from(["create", "delete", "x", None, []]),
+        "metadata": st.dictionaries(ODD_NAMES, TEXTS, max_size=2) | VALUES,
+        "key": VALUES,
+    },
+)
+DOCUMENTS = st.dictionaries(ODD_NAMES, VALUES, max_size=3) | ENVELOPES
 PAYLOADS = (
     DOCUMENTS
     | st.none()
@@ -39,6 +67,8 @@ PAYLOADS = (
             b'{"b": {"a": [2]}}',
             b"null",
             b'"t"',
+            *(b"\xff", b'{"a":"\xff"}', b'\xef\xbb\xbf{"a":1}', b'{"a":"\\ud83d"}', b'{"a":"\n"}', b'{"a":NaN}', b"\r"),
+            *(b'{"a":1e400}', b'{"a":1,"a":{"b":2}}', b'{"a":' * 1200, b'{"a":' + b"9" * 5000 + b"}"),
         ]
     )
 )
@@ -55,6 +85,7 @@ CONDITIONS = st.sampled_from(
     [
         *("after.a > 0", "after.b", "'a' in after", "after.a == 1 or after.b == 'x'", "metadata.m == '1'"),
         *("not after.c", "{{ eq .Payload.After.a 1 }}", "len(after.b) > 1", "after.b[:1] == 'x'"),
+        *("after.a < after.b", "after.a in after.b", "after", "before.a", "key", "{{ .Payload.After.a }}"),
     ]
 )
 
@@ -64,7 +95,7 @@ def of(*choices: st.SearchStrategy[tuple[str, dict[str, str]]]) -> st.SearchStra
 
 
 def on(plugin: str, **more: str) -> st.SearchStrategy[tuple[str, dict[str, str]]]:
-    fields = NAMES.map(lambda name: f"{AFTER}.{name}") | st.just(AFTER)
+    fields = ODD_NAMES.map(lambda name: f'{AFTER}["{name}"]') | st.just(AFTER)
     return fields.map(lambda field: (plugin, {"field": field, **more}))
 
 
@@ -73,7 +104,9 @@ PROCESSORS = of(
     on("json.encode"),
     on("base64.encode"),
     on("base64.decode"),
-    *(on("field.convert", type=kind) for kind in ("string", "int", "float", "bool")),
+    on("split"),
+    *(on(f"unwrap.{kind}") for kind in ("debezium", "kafkaconnect", "opencdc")),
+    *(on("field.convert", type=kind) for kind in ("string", "int", "float", "bool", "time")),
     st.tuples(NAMES, EXPRESSIONS).map(lambda two: ("field.set", {"field": f"{AFTER}.{two[0]}", "expression": two[1]})),
     st.tuples(NAMES, st.sampled_from(["text", "{{ .Payload.After.a }}!", "{{ .Operation }}"])).map(
         lambda two: ("field.set", {"field": f"{AFTER}.{two[0]}", "value": two[1]})
@@ -86,10 +119,25 @@ PROCESSORS = of(
     st.sampled_from(["evolve", "discard_row", "discard_value"]).map(
         lambda columns: ("schema", {"fields": "a:integer?, b:string", "columns": columns})
     ),
+    st.sampled_from([".Metadata.x", ".Key.a", ".Payload.Before", ".Operation", f"{AFTER}.a.b"]).map(
+        lambda field: ("field.set", {"field": field, "value": "{{ .Payload.After.a }}"})
+    ),
+    st.just(("skip", {"field": "a", "operator": ">", "match": "1"})),
+    st.just(("clone", {"count": "1"})),
     st.just(("filter", {})),
     st.just(("remap", {"ns_map.a": "b"})),
 )
 SUBJECTS = st.tuples(PROCESSORS, st.just("") | CONDITIONS)
+KEYS = ENVELOPES | st.sampled_from([None, b"", b"k", b'{"payload": 1}', b'{"payload": {"a": null}}', b"\xff", b"null"])
+RECORDS = st.builds(
+    Record,
+    st.sampled_from(["1", 2, ""]),
+    st.sampled_from([{}, {"m": "1"}, {"opencdc.collection": "a", "": ""}]),
+    PAYLOADS,
+    KEYS,
+    PAYLOADS,
+    st.sampled_from(OPERATIONS),
+)
 
 
 class Fates:
@@ -138,7 +186,7 @@ def copies(payloads: list[Any]) -> list[Record]:
     return [copy(record) for record in lazy(payloads)]
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(
     st.lists(SUBJECTS, min_size=1, max_size=4),
     st.just("") | CONDITIONS,
@@ -159,6 +207,19 @@ def test_one_loop_gives_what_the_nodes_give(
             # as text: 1, 1.0 and True are equal, and NaN is not equal to itself
             assert repr(run(fused(tuple(steps_of(subjects, gate))), records, found)) == repr(expected)
         assert repr(found.sorted()) == repr(fates.sorted())
+
+
+@settings(max_examples=150)
+@given(st.lists(SUBJECTS, min_size=1, max_size=4), st.lists(RECORDS, max_size=6))
+def test_one_loop_gives_what_the_nodes_give_for_any_record(
+    subjects: list[tuple[tuple[str, dict[str, str]], str]], records: list[Record]
+) -> None:
+    """Records with keys, payloads before, operations and metadata of their own."""
+    fates, expected, found = Fates(), list[Any](), Fates()
+    for place, record in enumerate(map(copy, records)):
+        expected += run(steps_of(subjects, ""), [record], fates, place)
+    assert repr(run(fused(tuple(steps_of(subjects, ""))), list(map(copy, records)), found)) == repr(expected)
+    assert repr(found.sorted()) == repr(fates.sorted())
 
 
 def test_every_run_of_nodes_with_code_is_one_loop() -> None:
