@@ -108,7 +108,8 @@ def _is_time(parts: re.Match[str]) -> bool:
     if not 1 <= month <= 12 or not 1 <= day <= calendar.monthrange(int(parts["y"]), month)[1]:
         return False
     in_day = int(parts["H"]) < 24 and int(parts["M"]) < 60 and int(parts["S"]) < 60
-    return in_day and int(parts["zh"] or 0) <= 24 and int(parts["zm"] or 0) < 60
+    # Go reads a zone of 24 hours, and then fails at writing it
+    return in_day and int(parts["zh"] or 0) < 24 and int(parts["zm"] or 0) < 60
 
 
 def _from_nanoseconds(nanoseconds: int) -> str:
