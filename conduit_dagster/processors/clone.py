@@ -15,8 +15,9 @@ INDEX = "clone.index"
 class CloneSettings(ConduitSettings):
     """Settings of ``clone``."""
 
-    count: int = Field(ge=1)
-    """How many clones of each record: with 2, three records come out for each one."""
+    count: int = Field(ge=1, le=100_000)
+    """How many clones of each record: with 2, three records come out for each one. A task holds those of a whole
+    block."""
 
 
 class Clone(Processor):
