@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -22,13 +24,17 @@ def writable(value: int) -> int | str:
 
 
 def is_json(value: Any) -> bool:
-    """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
+    """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON.
+
+    Not one of a class that derives from text, numbers or bytes, such as numpy's ``float64``: no encoder takes it until
+    :func:`plain` makes it one of the class itself. A member of an enumeration of texts or integers is its value.
+    """
     kind = type(value)
     if kind is int:
         return LEAST < value < HUGE
     if kind in _PLAIN:
         return True
-    if isinstance(value, float):
+    if kind is float:
         return math.isfinite(value)
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -41,26 +47,43 @@ def is_json(value: Any) -> bool:
         return True
     if isinstance(value, list):
         return all(map(is_json, value))
-    return isinstance(value, str | int | bytes)
+    return isinstance(value, Enum) and isinstance(value, str | int)
+
+
+def plain(value: Any, of_float: Callable[[float], Any] = float.__float__) -> Any:
+    """Return the value, or a copy in which texts, numbers and bytes of classes that derive from these are plain ones.
+
+    Tuples become lists. ``of_float`` makes what stands for each float. Raises ``RecursionError`` for values nested some
+    hundreds of levels.
+    """
+    if isinstance(value, float):
+        return of_float(value)
+    if isinstance(value, dict):
+        return {key: plain(inner, of_float) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner, of_float) for inner in value]
+    if type(value) in _PLAIN or isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    return b"".join([value]) if isinstance(value, bytes) else value
 
 
 def finite(value: Any) -> Any:
-    """Return the value, or a copy in which numbers that JSON lacks are text and everything else is unchanged.
+    """Return the value, or a copy in which numbers that JSON lacks are text, and others :func:`plain`.
 
     Values nested deeper than Python's recursion limit (some hundreds of levels) may be returned unchanged.
     """
     try:
-        return value if is_json(value) else _finite(value)
+        return value if is_json(value) else plain(value, _finite)
     except RecursionError:
         return value
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else no_number(value)
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+def _finite(value: float) -> float | str:
+    return float.__float__(value) if math.isfinite(value) else no_number(value)
 
 
 def no_number(value: float) -> str:

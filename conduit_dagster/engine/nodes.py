@@ -9,11 +9,11 @@ import re2
 
 from conduit_dagster.engine.reading import not_json, source_faults, storable, unknown_operation
 from conduit_dagster.expressions import Clock, compile_condition
-from conduit_dagster.json_values import is_json
+from conduit_dagster.json_values import is_json, plain
 from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
-from conduit_dagster.record import OPERATIONS, Nack, Record, copy, share_documents, structure_fault
+from conduit_dagster.record import Nack, Record, copy, copy_data, share_documents, structure_fault
 from conduit_dagster.recovery.classify import ENDINGS, blame, lack_of_memory
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
@@ -109,9 +109,9 @@ class Node:
             return self._process_block(records)
         for record in records:
             record.metadata = dict(record.metadata)
-        positions = [record.position for record in records]
+        given = [Record(record.position, {}, record.after, record.key, record.before) for record in records]
         # a list of its own: an author's function may sort or shorten it, but places pair results with origins
-        return _own(positions, records, checked(self._process_block(list(records)), records))
+        return _own(given, records, checked(self._process_block(list(records)), records))
 
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
@@ -277,31 +277,47 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
     return [_checked(result) for result in results]
 
 
-def _own(positions: Sequence[int | str], records: Sequence[Record], results: Sequence[Result]) -> Sequence[Result]:
+def _own(given: Sequence[Record], records: Sequence[Record], results: Sequence[Result]) -> Sequence[Result]:
     """Return the results with records and documents of their own: a change to one must not affect another.
 
-    Each has the position of the record that it was made of, as keys and origins are made of it.
+    ``given``: position, documents and key of each record before. Each result has the position of the record that it was
+    made of, as keys and origins are made of it.
     """
     every: list[Record] = []
-    for position, record, result in zip(positions, records, results, strict=True):
-        record.position = position
-        for made in (result,) if type(result) is Record else result if type(result) is list else ():
-            made.position = position
-            every.append(made)
+    made: list[Result] = []
+    for before, record, result in zip(given, records, results, strict=True):
+        record.position = before.position
+        if isinstance(result, Record):
+            result = _kept_apart(result, record, before)
+            every.append(result)
+        elif isinstance(result, list):
+            result = [_kept_apart(one, record, before) for one in result]
+            every.extend(result)
+        made.append(result)
     if not share_documents(every):
-        return results
-    return [_copied(result, position) for position, result in zip(positions, results, strict=True)]
+        return made
+    return [_copied(result) for result in made]
 
 
-def _copied(result: Result, position: int | str) -> Result:
+def _kept_apart(made: Record, record: Record, before: Record) -> Record:
+    """Return what was made of a record, with copies of what an author's code may keep, and return for another one."""
+    if made is record:
+        if made.after is not before.after:
+            made.after = copy_data(made.after)
+        if made.key is not before.key:
+            made.key = copy_data(made.key)
+        if made.before is not before.before:
+            made.before = copy_data(made.before)
+        return made
+    own = copy(made)
+    own.position = before.position
+    return own
+
+
+def _copied(result: Result) -> Result:
     if isinstance(result, list):
-        return [_at(copy(record), position) for record in result]
-    return _at(copy(result), position) if isinstance(result, Record) else result
-
-
-def _at(record: Record, position: int | str) -> Record:
-    record.position = position
-    return record
+        return [copy(record) for record in result]
+    return copy(result) if isinstance(result, Record) else result
 
 
 def _checked(result: Any) -> Result:
@@ -319,13 +335,21 @@ def _fault(record: Any) -> Nack | None:
     if not isinstance(record, Record):
         kind = type(record).__name__
         return Nack("processor.result_type", f"the processor returned a {kind}, not a record, a list of them or DROP")
-    if record.operation not in OPERATIONS:
-        return unknown_operation(record)
+    if (nack := unknown_operation(record)) is not None:
+        return nack
     if fault := structure_fault(record):
         return Nack("record.invalid", fault)
     try:
-        if all(is_json(part) for part in (record.after, record.key, record.before)):
-            return None
+        return None if all(_is_plain(record, name) for name in ("after", "key", "before")) else not_json()
     except RecursionError:
         return Nack("record.not_json", "the record is nested too deeply")
-    return not_json()
+
+
+def _is_plain(record: Record, name: str) -> bool:
+    """Return whether JSON can hold a part of the record, with numbers and texts of other classes made plain."""
+    value = getattr(record, name)
+    if is_json(value):
+        return True
+    made = plain(value)
+    setattr(record, name, made)
+    return is_json(made)

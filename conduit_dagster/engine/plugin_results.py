@@ -206,20 +206,22 @@ def _are_columns(given: Any) -> bool:
     )
 
 
-def _as_stored(node: str, position: Any, what: str) -> Position:
+def as_stored(node: str, position: Any, what: str) -> Position:
     """Return a source's position as it comes back from the store: a tuple is a list there, and a number as a key text.
 
     Raises ``FatalError`` (``source.position_invalid``) if JSON can't hold it; ``what`` gave it.
     """
     try:
-        return json.loads(json.dumps(position, allow_nan=False))
+        stored = json.loads(json.dumps(position, allow_nan=False))
+        msgspec.json.encode(stored)  # takes no half a character
     except (TypeError, ValueError, RecursionError) as error:
         raise _position_error(node, f"{what} gave a {type(position).__name__}: {error}") from error
+    return stored
 
 
 def initial_of(node: str, source: Source) -> Position:
     """Return the source's initial position. Raises ``FatalError`` (``source.position_invalid``)."""
-    return _as_stored(node, blamed(node, source.initial), "initial()")
+    return as_stored(node, blamed(node, source.initial), "initial()")
 
 
 def latest_of(node: str, source: Source, start: Position, limit: Limit, horizon: Any) -> Position:
@@ -230,7 +232,7 @@ def latest_of(node: str, source: Source, start: Position, limit: Limit, horizon:
         return end
     if end is None and start is not None:
         raise _position_error(node, "latest() gave None: it gives its start if there is nothing new")
-    return _as_stored(node, end, "latest()")
+    return as_stored(node, end, "latest()")
 
 
 def lag_at(source: Source, position: Position) -> int | None:
@@ -266,7 +268,7 @@ def own_positions(node: str, records: list[Record], before: Position) -> Positio
     positions: list[Any] = [record.position for record in records]
     if None in positions:
         raise _position_error(node, f"read() gave record {positions.index(None)} of a block without a position")
-    _as_stored(node, positions[-1], "read()")
+    as_stored(node, positions[-1], "read()")
     texts = list(map(str, positions if before is None else [before, *positions]))
     if len(set(texts)) < len(texts):
         twice = next(text for place, text in enumerate(texts) if text in texts[:place])

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from conduit_dagster.engine.dead_letters.letter_layout import clean, jsonable
-from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, own_positions, require_list
+from conduit_dagster.engine.plugin_results import (
+    as_stored,
+    invalid_result,
+    not_all_records,
+    own_positions,
+    require_list,
+)
 from conduit_dagster.expressions import Clock
 from conduit_dagster.json_values import finite, is_json
 from conduit_dagster.record import (
@@ -28,6 +35,7 @@ from conduit_dagster.record import (
 from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, LazyRecords, Payloads, Position, ReadOptions, Source, Split
+from conduit_dagster.sdk.promises import is_built_in
 
 
 class SourceReadError(Exception):
@@ -53,7 +61,7 @@ def read_blocks(node: str, source: Source, clock: Clock, split: Split, options: 
         if block.records:
             # a replay's records are checked after its edits
             if not (source.gives_json or isinstance(block.records, LazyRecords) or block.replayed):
-                block = _own_documents(_without_faults(node, block))
+                block = _own_documents(source, _without_faults(node, block))
             if isinstance(block.records, Payloads):
                 _check_payloads(node, source, block.records)
             elif not source.sets_metadata:
@@ -75,7 +83,12 @@ def _blocks(node: str, given: Iterable[Any]) -> Iterator[Block]:
                 before = own_positions(node, read, before)
             except AttributeError:
                 raise not_all_records(node, read) from None
-        yield Block.of(read)
+        positions = [record.position for record in read]
+        yield Block(read, partial(_boundary, node, positions))
+
+
+def _boundary(node: str, positions: list[Any], place: int) -> Position:
+    return as_stored(node, positions[place], "read()")
 
 
 def _check_payloads(node: str, source: Source, records: Payloads) -> None:
@@ -101,8 +114,13 @@ def _without_faults(node: str, block: Block) -> Block:
     return block._replace(records=records, nacks=nacks, again=None)
 
 
-def _own_documents(block: Block) -> Block:
-    """Return the block with documents of its own for each record: processors change them in place."""
+def _own_documents(source: Source, block: Block) -> Block:
+    """Return the block with documents of its own for each record: processors change them in place.
+
+    An author's source may keep what it gives, as pages in a cache, and give it again.
+    """
+    if not is_built_in(type(source)):
+        return block._replace(records=[copy(record) for record in block.records])
     if not share_documents(block.records):
         return block
     return block._replace(records=[copy(record) for record in block.records], again=None)
@@ -122,17 +140,17 @@ SHOWN = frozenset({"record.invalid", "record.not_json", "format.invalid"})
 def source_faults(records: list[Record]) -> dict[int, Nack]:
     """Return the nack of each record that no step can hold: place in the block to nack.
 
-    Numbers that JSON lacks become text, before an encoder turns them into null.
+    Numbers that JSON lacks become text, before an encoder turns them into null, as do dates and decimals.
     """
     nacks = {place: Nack("record.invalid", fault) for place, fault in structure_faults(records).items()}
     for place, record in enumerate(records):
         if place in nacks:
             continue
-        if record.operation not in OPERATIONS:
-            nacks[place] = unknown_operation(record)
+        if (nack := unknown_operation(record)) is not None:
+            nacks[place] = nack
         elif _is_exact(record.after) and _is_exact(record.key) and _is_exact(record.before):
             continue
-        elif not all(_make_finite(record, part) for part in _PARTS):
+        elif not all(_make_exact(record, part) for part in _PARTS):
             nacks[place] = not_json()
     return nacks
 
@@ -144,20 +162,23 @@ def _is_exact(value: Any) -> bool:
         return False
 
 
-def _make_finite(record: Record, part: str) -> bool:
-    """Return whether an encoder takes the part, with the numbers that JSON lacks as text from now on."""
+def _make_exact(record: Record, part: str) -> bool:
+    """Return whether JSON can hold the part, once what an encoder writes as text or a list is that.
+
+    Such as dates, decimals, tuples and numbers that JSON lacks. A log of records would give a processor the same.
+    """
     value = getattr(record, part)
     if _is_exact(value):
         return True
-    made = finite(value)
-    setattr(record, part, made)
     try:
-        msgspec.json.encode(made)  # a date has no JSON of its own, but a text
+        value = finite(value)
+        made = finite(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True))
+        setattr(record, part, made)
+        return is_json(made)
     except RecursionError:
-        return not _is_cyclic(made)
+        return not _is_cyclic(value)
     except Exception:  # noqa: BLE001  # whatever an author's value raises
         return False
-    return True
 
 
 def _is_cyclic(value: Any) -> bool:
@@ -175,9 +196,14 @@ def not_json() -> Nack:
     return Nack("record.not_json", "the record holds a value that JSON cannot hold")
 
 
-def unknown_operation(record: Record) -> Nack:
-    """Return the nack of a record whose operation OpenCDC does not have."""
-    return Nack("record.operation", f"operation {record.operation!r} is none of {', '.join(OPERATIONS)}")
+def unknown_operation(record: Record) -> Nack | None:
+    """Return the nack of a record whose operation OpenCDC does not have; that of an enumeration becomes its text."""
+    given: Any = record.operation
+    if type(given) is not str and isinstance(given, str):
+        record.operation = str.__str__(getattr(given, "value", given))
+    if isinstance(given, str) and record.operation in OPERATIONS:
+        return None
+    return Nack("record.operation", f"operation {given!r} is none of {', '.join(OPERATIONS)}")
 
 
 def storable(record: Record) -> Record:

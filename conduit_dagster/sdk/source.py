@@ -184,8 +184,9 @@ class Source(ABC):
     gives_rows: ClassVar[bool] = False
     """True if ``read`` yields :class:`Rows` when the options ask for them."""
     gives_json: ClassVar[bool] = False
-    """True only if every record can be stored as JSON as it is, without NaN or infinities; otherwise the engine checks
-    every value, turns these into text, and nacks records that no step can hold.
+    """True only if every record can be stored as JSON as it is, without NaN or infinities, and the source keeps none of
+    them; otherwise the engine checks every value, turns these into text, nacks records that no step can hold, and takes
+    copies: processors change documents in place.
     """
     gives_plain: ClassVar[bool] = False
     """True if every block of a read without keys provides ``Block.plain``."""
