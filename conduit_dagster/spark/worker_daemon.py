@@ -27,18 +27,34 @@ _IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
 _END = signal.SIGUSR2
 """The signal that ends this process in place of SIGTERM."""
 _serve = daemon.worker
+_is_worker = False
 
 
 def patch() -> None:
     """Make PySpark's daemon and its workers exit silently when the JVM is gone, and not before."""
     daemon.worker = serve
     daemon.write_int = _acknowledge  # pyright: ignore[reportPrivateImportUsage]
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # programs that a plugin starts would inherit an ignored signal, and stay when it ends them
+    signal.signal(signal.SIGTERM, _stay)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=_end_forks_as_usual)
     daemon.SIGTERM = _END  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _stay(number: int, frame: FrameType | None) -> None:
+    """Take no notice of SIGTERM."""
+
+
+def _end_forks_as_usual() -> None:
+    """Let SIGTERM end what a plugin forks in a worker, as the processes of ``multiprocessing``."""
+    if _is_worker:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def serve(sock: socket.socket, authenticated: bool) -> int:
     """Run a forked worker and return its exit code. A failed task is not visible here: it was reported to the JVM."""
+    global _is_worker
+    _is_worker = True
     try:
         return _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
