@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 class PrettySettings(ProcessorSettings):
     """Settings of ``pretty``."""
 
-    spaces: int = Field(2, ge=0, le=16)
+    spaces: int = Field(default=2, ge=0, le=16)
     """How many spaces to indent by; 0 gives one line."""
 
 
