@@ -50,6 +50,32 @@ def is_json(value: Any) -> bool:
     return isinstance(value, Enum) and isinstance(value, str | int)
 
 
+def unfit(value: Any, place: str) -> str | None:
+    """Return which value in this one JSON cannot hold, for a message; None if it can hold all of them.
+
+    ``place``: where the value is, such as ``.Payload.After``. Never the value itself, which may be a secret. Raises
+    ``RecursionError`` for values nested some hundreds of levels.
+    """
+    if isinstance(value, dict):
+        strange = next((key for key in value if not isinstance(key, str)), None)
+        if strange is not None:
+            return f"a name in {place} is of the class {_name_of(type(strange))}"
+        return next(filter(None, (unfit(inner, f"{place}.{key}") for key, inner in value.items())), None)
+    if isinstance(value, list):
+        return next(filter(None, (unfit(inner, f"{place}[{i}]") for i, inner in enumerate(value))), None)
+    if is_json(value):
+        return None
+    kind = type(value)
+    if kind is float:
+        return f"{place} is {no_number(value)}"
+    what = "an integer of more than 4300 digits" if kind is int else f"of the class {_name_of(kind)}"
+    return f"{place} is {what}"
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
 def plain(value: Any, of_float: Callable[[float], Any] = float.__float__) -> Any:
     """Return the value, or a copy in which texts, numbers and bytes of classes that derive from these are plain ones.
 

@@ -340,7 +340,7 @@ def _fault(record: Any) -> Nack | None:
     if fault := structure_fault(record):
         return Nack("record.invalid", fault)
     try:
-        return None if all(_is_plain(record, name) for name in ("after", "key", "before")) else not_json()
+        return None if all(_is_plain(record, name) for name in ("after", "key", "before")) else not_json(record)
     except RecursionError:
         return Nack("record.not_json", "the record is nested too deeply")
 

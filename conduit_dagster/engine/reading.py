@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from conduit_dagster.engine.plugin_results import (
     require_list,
 )
 from conduit_dagster.expressions import Clock
-from conduit_dagster.json_values import finite, is_json
+from conduit_dagster.json_values import finite, is_json, unfit
 from conduit_dagster.record import (
     OPERATIONS,
     READ_AT,
@@ -132,7 +134,7 @@ def _label(records: list[Record], node: str, now_ns: int) -> None:
     change_metadata(records, lambda given: {**own, **given})
 
 
-_PARTS = ("after", "key", "before")
+_PARTS = {"after": ".Payload.After", "key": ".Key", "before": ".Payload.Before"}
 SHOWN = frozenset({"record.invalid", "record.not_json", "format.invalid"})
 """Codes of records of which, once they are nacked at their source, only a form to show is left."""
 
@@ -151,7 +153,7 @@ def source_faults(records: list[Record]) -> dict[int, Nack]:
         elif _is_exact(record.after) and _is_exact(record.key) and _is_exact(record.before):
             continue
         elif not all(_make_exact(record, part) for part in _PARTS):
-            nacks[place] = not_json()
+            nacks[place] = not_json(record)
     return nacks
 
 
@@ -191,9 +193,13 @@ def _is_cyclic(value: Any) -> bool:
     return False
 
 
-def not_json() -> Nack:
-    """Return the nack of a record with a value of a kind that JSON does not have."""
-    return Nack("record.not_json", "the record holds a value that JSON cannot hold")
+def not_json(record: Record) -> Nack:
+    """Return the nack of a record with a value of a kind that JSON does not have, and the place of the first one."""
+    message = "the record holds a value that JSON cannot hold"
+    with suppress(RecursionError):
+        found = (unfit(getattr(record, part), place) for part, place in _PARTS.items())
+        message = ": ".join([message, *islice(filter(None, found), 1)])
+    return Nack("record.not_json", message)
 
 
 def unknown_operation(record: Record) -> Nack | None:

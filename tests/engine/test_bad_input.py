@@ -248,7 +248,7 @@ def test_a_processor_of_the_users_that_misbehaves(lab: Lab) -> None:
     assert [reason for _, reason, _ in lab.letters()] == [
         "ZeroDivisionError: division by zero",
         "the processor returned a NoneType, not a record, a list of them or DROP",
-        "the record holds a value that JSON cannot hold",
+        "the record holds a value that JSON cannot hold: .Payload.After.i is NaN",
     ]
 
 
