@@ -44,14 +44,19 @@ class Skipped(NamedTuple):
 
 
 def check_position(source: Source, name: str, known: Any, wanted: Any) -> None:
-    """Raise ``FatalError`` (``positions.invalid``) for a position that this source finds invalid, if it can check."""
-    if type(known) is not type(wanted):
-        shapes = f"{_shape(wanted)}, and the one where it stands is {_shape(known)}"
-        raise _invalid(name, f"it is {shapes}")
+    """Raise ``FatalError`` (``positions.invalid``) for a position that this source finds invalid, if it can check.
+
+    Its kind of JSON value is that of the known position, or of ``source.initial()``: a new version of the source may
+    have positions of another kind. If both are null, the kind is not known.
+    """
     try:
+        initial = source.initial()
+        kinds = list(dict.fromkeys(_shape(position) for position in (known, initial)))
+        if _shape(wanted) not in kinds and (initial is not None or known is not None):
+            raise ValueError(f"it is {_shape(wanted)}, not {' or '.join(kinds)}")
         source.place(wanted)
         source.latest(wanted, _LOOK, source.horizon())
-        source.verify(source.initial(), wanted)
+        source.verify(initial, wanted)
     except TransientError as error:
         raise blame(error, name) from error  # it can't be reached, which proves nothing about the position
     except Exception as error:
