@@ -8,6 +8,7 @@ from numbers import Number
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+from pydantic import SecretStr
 
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
@@ -27,6 +28,7 @@ from conduit_dagster.sdk import (
     Split,
 )
 from conduit_dagster.sdk.promises import is_built_in
+from conduit_dagster.secret_values import remember
 
 _UNKNOWN: Final = 2**63
 T = TypeVar("T")
@@ -49,7 +51,10 @@ def set_up(kind: type[P], settings: Mapping[str, Any], context: Any) -> P:
     or each record, later.
     """
     create: Any = kind
-    made: P = create(kind.Settings.model_validate(settings), context)
+    checked = kind.Settings.model_validate(settings)
+    # whatever the setting is called
+    remember(value.get_secret_value() for _, value in checked if isinstance(value, SecretStr))
+    made: P = create(checked, context)
     if hasattr(made, "settings") and hasattr(made, "context"):
         return made
     call, code = "super().__init__(settings, context)", getattr(kind.__init__, "__code__", None)

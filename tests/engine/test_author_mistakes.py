@@ -265,3 +265,27 @@ def test_what_is_shown_of_a_record_is_not_replayed(lab: Lab, mistake: str, log: 
     assert lab.run().error is None
     assert lab.replay()["replayed"] == 0
     assert [one["i"] for one in lab.documents("out.jsonl")] == [1, 3]
+
+
+TELLING = """
+from pydantic import SecretStr
+from conduit_dagster.sdk import Processor, ProcessorSettings
+
+class Settings(ProcessorSettings):
+    a: SecretStr
+
+class Telling(Processor):
+    name = "telling"
+    Settings = Settings
+    def process(self, record):
+        raise ValueError("refused: " + self.settings.a.get_secret_value())
+"""
+
+
+def test_a_secret_setting_is_masked_whatever_it_is_called(lab: Lab) -> None:
+    lab.write("plugins/telling.py", [TELLING])
+    lab.write("in.jsonl", [{"i": 1}])
+    telling = processor("telling", "telling", a="open sesame")
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE, telling], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert [reason for _, reason, _ in lab.letters()] == ["ValueError: refused: ***"]
