@@ -121,11 +121,9 @@ def _own_documents(source: Source, block: Block) -> Block:
 
     An author's source may keep what it gives, as pages in a cache, and give it again.
     """
-    if not is_built_in(type(source)):
-        return block._replace(records=[copy(record) for record in block.records])
-    if not share_documents(block.records):
+    if is_built_in(type(source)) and not share_documents(block.records):
         return block
-    return block._replace(records=[copy(record) for record in block.records], again=None)
+    return block._replace(records=[copy(record) for record in block.records])
 
 
 def _label(records: list[Record], node: str, now_ns: int) -> None:
