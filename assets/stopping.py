@@ -17,7 +17,7 @@ import structlog
 
 from conduit_dagster.daemon_threads import has_ended, in_daemon
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.processes import is_readable
+from conduit_dagster.processes import end_forks_as_usual, is_readable
 from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.jobs import cancel_jobs_of
 
@@ -44,6 +44,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
+            end_forks_as_usual(Signals._caught)
             for number in _STOPPING:
                 self._before[number] = signal.signal(number, self._caught)
         return self

@@ -12,7 +12,9 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -183,3 +185,34 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+_left_in_forks: set[Callable[..., Any]] = set()
+_forking = threading.local()
+
+
+def end_forks_as_usual(handler: Callable[..., Any]) -> None:
+    """Let SIGTERM end what is forked from this process while this function or method handles it here.
+
+    A fork inherits the handler. A pool of ``multiprocessing``, which ends its processes by SIGTERM, would then wait for
+    them without end.
+    """
+    if not _left_in_forks:
+        os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_leave_handler)
+    _left_in_forks.add(handler)
+
+
+def _hold_back() -> None:
+    # one that comes before the fork has left the handler would be lost
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _leave_handler() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    if getattr(handler, "__func__", handler) in _left_in_forks:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_through()

@@ -8,8 +8,18 @@ import resource
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import get_context
 
+import pytest
+
+from conduit_dagster.assets.stopping import Signals
+from conduit_dagster.cli.running import CommandSignals, handled
+from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.processes import identity, is_dead, is_readable, is_running, wait_for_end
+from conduit_dagster.processors.common.modules import module_of
 
 
 def test_this_process_runs() -> None:
@@ -65,3 +75,28 @@ def test_a_descriptor_of_any_number_is_waited_for() -> None:
         for one in (reads, writes, high):
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def _command() -> Iterator[None]:
+    with handled(CommandSignals(StopFlag(), str)):
+        yield
+
+
+@pytest.mark.parametrize("catching", [Signals, _command])
+def test_what_a_plugin_forks_in_a_run_ends_by_sigterm(catching: type[AbstractContextManager[object]]) -> None:
+    """A pool of ``multiprocessing`` in ``latest()`` waited for its processes without end."""
+    with catching():
+        fork = get_context("fork").Process(target=time.sleep, args=(30,))
+        fork.start()
+        fork.terminate()
+        fork.join(5)
+        code = fork.exitcode
+        fork.kill()
+    assert code == -15
+
+
+def test_what_a_plugin_forks_can_be_given_its_functions() -> None:
+    module = module_of("conduit_plugins", "own", "def double(number):\n    return 2 * number\n", "own.py")
+    with get_context("fork").Pool(1) as pool:
+        assert pool.map(module.double, [1, 2]) == [2, 4]

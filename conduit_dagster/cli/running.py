@@ -30,6 +30,7 @@ from conduit_dagster.engine.run_status import ONCE, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.metrics.source_lag import source_lag
+from conduit_dagster.processes import end_forks_as_usual
 from conduit_dagster.recovery.policy import PipelineStatus, Policy
 from conduit_dagster.state.claim import project_store
 
@@ -78,6 +79,7 @@ class CommandSignals:
 
     def install(self) -> None:
         """Install the handlers; call this again after Spark has started, which installs its own."""
+        end_forks_as_usual(CommandSignals._note)
         for number in _HANDLED:
             signal.signal(number, self._note)
 

@@ -20,6 +20,7 @@ from typing import IO
 from pyspark import daemon
 from pyspark.serializers import write_int
 
+from conduit_dagster.processes import end_forks_as_usual
 from conduit_dagster.warm.protocol import MODULES, preload
 
 _IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
@@ -27,7 +28,6 @@ _IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
 _END = signal.SIGUSR2
 """The signal that ends this process in place of SIGTERM."""
 _serve = daemon.worker
-_is_worker = False
 
 
 def patch() -> None:
@@ -37,7 +37,6 @@ def patch() -> None:
     # programs that a plugin starts would inherit an ignored signal, and stay when it ends them
     signal.signal(signal.SIGTERM, _stay)
     signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=_end_forks_as_usual)
     daemon.SIGTERM = _END  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -45,16 +44,9 @@ def _stay(number: int, frame: FrameType | None) -> None:
     """Take no notice of SIGTERM."""
 
 
-def _end_forks_as_usual() -> None:
-    """Let SIGTERM end what a plugin forks in a worker, as the processes of ``multiprocessing``."""
-    if _is_worker:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def serve(sock: socket.socket, authenticated: bool) -> int:
     """Run a forked worker and return its exit code. A failed task is not visible here: it was reported to the JVM."""
-    global _is_worker
-    _is_worker = True
+    end_forks_as_usual(_stay)
     try:
         return _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):

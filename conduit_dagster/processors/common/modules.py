@@ -25,6 +25,10 @@ def module_of(package: str, name: str, text: str, file: str) -> types.ModuleType
         if full in sys.modules:
             return sys.modules[full]
         module = types.ModuleType(full)
+        # pickle, as of multiprocessing, finds a function only where the package is there as well
+        parent = types.ModuleType(package)
+        parent.__path__ = []
+        sys.modules.setdefault(package, parent)
         sys.modules[full] = module
         try:
             exec(compile(text, file, "exec"), module.__dict__)
