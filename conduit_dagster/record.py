@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import partial
 from typing import Any, Literal, cast
+from uuid import UUID
 
 import msgspec
 
@@ -165,16 +169,16 @@ def _data(value: Document | str | None) -> Data:
     return base64.b64decode(value) if isinstance(value, str) else value
 
 
+_KEPT = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
+_copy = partial(msgspec.to_builtins, builtin_types=_KEPT)
+
+
 def copy_document(document: Document) -> Document:
-    """Return a copy that shares no dict or list with ``document``."""
-    return {k: v if type(v) not in _COPIERS else _COPIERS[type(v)](v) for k, v in document.items()}
-
-
-def _copy_list(values: list[Any]) -> list[Any]:
-    return [v if type(v) not in _COPIERS else _COPIERS[type(v)](v) for v in values]
-
-
-_COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_list}
+    """Return a copy that shares no dict or list with ``document``, whose values are those that JSON can hold."""
+    try:
+        return _copy(document)
+    except (TypeError, RecursionError):  # texts of derived classes; more levels than Python's recursion limit
+        return _copy_deep(document)
 
 
 def copy(record: Record) -> Record:
@@ -213,16 +217,11 @@ def share_documents(records: Iterable[Record]) -> bool:
 
 def copy_data(value: Data) -> Data:
     """Return a copy of a payload or key that shares no dict or list with ``value``."""
-    if not isinstance(value, dict):
-        return value
-    try:
-        return copy_document(value)
-    except RecursionError:
-        return _copy_deep(value)
+    return copy_document(value) if isinstance(value, dict) else value
 
 
 def _copy_deep(root: Document) -> Document:
-    """Copy a document nested deeper than Python's recursion limit: like :func:`copy_document`, but slower."""
+    """Copy a document of any depth, with values of any class."""
     made: Document = {}
     waiting: list[tuple[Any, Any]] = [(root, made)]
     while waiting:

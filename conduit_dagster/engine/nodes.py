@@ -13,7 +13,7 @@ from conduit_dagster.json_values import is_json, plain
 from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
-from conduit_dagster.record import Nack, Record, copy, copy_data, share_documents, structure_fault
+from conduit_dagster.record import Data, Nack, Record, copy, copy_data, share_documents, structure_fault
 from conduit_dagster.recovery.classify import ENDINGS, blame, lack_of_memory
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
@@ -23,6 +23,8 @@ CONDITION = "~condition"
 
 
 Select = Callable[[Record], Any]
+_Given = tuple[int | str, Data, Data, Data]
+"""Position, payload after, key and payload before of a record."""
 
 
 class NodeListener(Protocol):
@@ -109,7 +111,7 @@ class Node:
             return self._process_block(records)
         for record in records:
             record.metadata = dict(record.metadata)
-        given = [Record(record.position, {}, record.after, record.key, record.before) for record in records]
+        given = [(record.position, record.after, record.key, record.before) for record in records]
         # a list of its own: an author's function may sort or shorten it, but places pair results with origins
         return _own(given, records, checked(self._process_block(list(records)), records))
 
@@ -277,40 +279,43 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
     return [_checked(result) for result in results]
 
 
-def _own(given: Sequence[Record], records: Sequence[Record], results: Sequence[Result]) -> Sequence[Result]:
+def _own(given: Sequence[_Given], records: Sequence[Record], results: Sequence[Result]) -> Sequence[Result]:
     """Return the results with records and documents of their own: a change to one must not affect another.
 
     ``given``: position, documents and key of each record before. Each result has the position of the record that it was
     made of, as keys and origins are made of it.
     """
-    every: list[Record] = []
+    same: list[Record] = []
     made: list[Result] = []
     for before, record, result in zip(given, records, results, strict=True):
-        record.position = before.position
-        if isinstance(result, Record):
-            result = _kept_apart(result, record, before)
-            every.append(result)
+        record.position = before[0]
+        if result is record:
+            _keep_apart(record, before)
+            same.append(record)
+        elif isinstance(result, Record):
+            result = _copy_at(before[0], result)
         elif isinstance(result, list):
-            result = [_kept_apart(one, record, before) for one in result]
-            every.extend(result)
+            result = [_copy_at(before[0], one) for one in result]
         made.append(result)
-    if not share_documents(every):
+    if not share_documents(same):
         return made
     return [_copied(result) for result in made]
 
 
-def _kept_apart(made: Record, record: Record, before: Record) -> Record:
-    """Return what was made of a record, with copies of what an author's code may keep, and return for another one."""
-    if made is record:
-        if made.after is not before.after:
-            made.after = copy_data(made.after)
-        if made.key is not before.key:
-            made.key = copy_data(made.key)
-        if made.before is not before.before:
-            made.before = copy_data(made.before)
-        return made
-    own = copy(made)
-    own.position = before.position
+def _keep_apart(record: Record, before: _Given) -> None:
+    """Give a record copies of the documents that an author's code has set: it may keep them, and set them again."""
+    _, after, key, old = before
+    if record.after is not after:
+        record.after = copy_data(record.after)
+    if record.key is not key:
+        record.key = copy_data(record.key)
+    if record.before is not old:
+        record.before = copy_data(record.before)
+
+
+def _copy_at(position: int | str, record: Record) -> Record:
+    own = copy(record)
+    own.position = position
     return own
 
 
@@ -340,6 +345,8 @@ def _fault(record: Any) -> Nack | None:
     if fault := structure_fault(record):
         return Nack("record.invalid", fault)
     try:
+        if is_json(record.after) and is_json(record.key) and is_json(record.before):
+            return None
         return None if all(_is_plain(record, name) for name in ("after", "key", "before")) else not_json(record)
     except RecursionError:
         return Nack("record.not_json", "the record is nested too deeply")

@@ -203,6 +203,8 @@ def not_json(record: Record) -> Nack:
 def unknown_operation(record: Record) -> Nack | None:
     """Return the nack of a record whose operation OpenCDC does not have; that of an enumeration becomes its text."""
     given: Any = record.operation
+    if type(given) is str and given in OPERATIONS:
+        return None
     if type(given) is not str and isinstance(given, str):
         record.operation = str.__str__(getattr(given, "value", given))
     if isinstance(given, str) and record.operation in OPERATIONS:
