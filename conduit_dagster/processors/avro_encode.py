@@ -5,25 +5,19 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Hashable
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 import fastavro
 from fastavro.types import Schema as Parsed
-from fastavro.validation import validate
+from fastavro.validation import ValidationError, validate
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.processors.common.avro import (
-    ID_BYTES,
-    MAGIC,
-    AvroProcessor,
-    AvroSettings,
-    Fits,
-    asking,
-    lossless,
-    parsed,
-)
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
+from conduit_dagster.processors.common.avro_lossless import Fits, lossless
+from conduit_dagster.processors.common.avro_texts import form_of, with_texts
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.schema_registry import NoSchemaError, inferred
@@ -67,6 +61,10 @@ class AvroEncode(AvroProcessor):
     shape may give different schemas. A record whose schema the registry does not take, such as one that is incompatible
     with the subject's earlier ones, is nacked.
 
+    Text fits a time, a decimal or bytes in the form that ``avro.decode`` gives: ``2024-01-02``, ``03:04:05.006``,
+    ``2024-01-02T03:04:05.006Z`` (local ones without a zone), ``12.34``, Base64. A text with more digits than the type
+    has is nacked. Next to a string or an enum in a union, text is one of these.
+
     Without an external registry the schemas are files of the project. An unreachable registry is an outage: the step is
     repeated.
     """
@@ -95,16 +93,17 @@ class AvroEncode(AvroProcessor):
         number, schema, is_lossless = self._schema_of(document)
         data = io.BytesIO()
         data.write(MAGIC + number.to_bytes(ID_BYTES, "big"))
+        if not is_lossless(document):
+            raise self._misfit(number, _of_another_type(document, schema) or _inexact(document, is_lossless))
         try:
-            if not is_lossless(document):
-                validate(document, schema)  # raises, and names the field
-                raise ValueError(_inexact(document, is_lossless))
             fastavro.schemaless_writer(data, schema, document)
         except Exception as error:  # fastavro raises many types of errors for data that does not fit
-            message = f"{self.settings.field} does not fit schema {number}: {error}"
-            raise ProcessError(message, code=_INVALID) from error
+            raise self._misfit(number, _of_another_type(document, schema) or str(error)) from error
         self.put(record, data.getvalue())
         return record
+
+    def _misfit(self, number: int, why: str) -> ProcessError:
+        return ProcessError(f"{self.settings.field} does not fit schema {number}: {why}", code=_INVALID)
 
     def _schema_of(self, document: Document) -> tuple[int, Parsed, Fits]:
         if self.settings.strategy == "preRegistered":
@@ -128,7 +127,7 @@ class AvroEncode(AvroProcessor):
         else:
             found = asking(registry.by_subject, settings.subject, settings.version or 1)
         schema = parsed(found.text)
-        return found.id, schema, lossless(schema, {})
+        return found.id, fastavro.parse_schema(with_texts(schema)), lossless(schema, {})
 
     def _inferred(self, document: Document) -> str:
         try:
@@ -145,6 +144,20 @@ def _flat_shape(document: Document) -> Hashable | None:
     """Return what determines the inferred schema of a document without lists and documents; None for any other."""
     types = tuple(map(type, document.values()))
     return (tuple(document), types) if _FLAT.issuperset(types) else None
+
+
+def _of_another_type(document: Document, schema: Any) -> str:
+    """Return which value is of another type than its schema's; empty if fastavro finds none."""
+    try:
+        validate(document, schema)
+    except ValidationError as invalid:
+        errors = cast("list[Any]", invalid.errors)
+        place, value = errors[0].field, errors[0].datum
+        types = " or ".join(form_of(error.schema) for error in errors if error.field == place)
+        return f"{place.removeprefix(schema['name'] + '.')} is {kind_of(value)}, not {types}"
+    except Exception:  # noqa: BLE001  # the writer's own error tells more
+        return ""
+    return ""
 
 
 def _inexact(document: Document, is_lossless: Fits) -> str:
