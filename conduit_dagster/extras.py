@@ -31,6 +31,7 @@ PLUGINS: Final[Mapping[str, str]] = {
     "connectors.delta": "delta",
     "connectors.kafka": "kafka",
     "connectors.postgres": "postgres",
+    "connectors.s3": "s3",
     "processors.avro_decode": "avro",
     "processors.avro_encode": "avro",
     "processors.custom_javascript": "javascript",

@@ -1,0 +1,157 @@
+"""A bucket: its objects are listed, read and written whole. Every error is a ``ConduitError``."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import get_session
+from s3fs.errors import translate_boto_error
+
+from conduit_dagster.connectors.s3.settings import S3Settings
+from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.recovery.errors import TransientError, from_os_error
+from conduit_dagster.store_files import store_error
+
+_PIECE: Final = 32 << 20
+"""Size of the pieces of a large object in bytes. S3 takes 10,000 of them."""
+_CLIENT: Final = Config(
+    retries={"mode": "standard", "total_max_attempts": 4},
+    connect_timeout=10,
+    read_timeout=60,
+    # a server other than Amazon's may know no newer checksums
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+)
+
+
+class FoundObject(NamedTuple):
+    """An object as a listing shows it."""
+
+    key: str
+    etag: str
+    modified: int
+    """When it was written, in milliseconds since 1970; of an upload in parts, when that began."""
+    size: int
+
+
+class ReadObject(NamedTuple):
+    """An object's content, and what is stored with it."""
+
+    data: bytes
+    content_type: str
+    metadata: Mapping[str, str]
+
+
+class Bucket:
+    """A client for one bucket. May be used by several threads at once."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self._settings, self.name = settings, settings.bucket
+        self.url = f"s3://{settings.bucket}"
+
+    @lazy_property
+    def _client(self) -> Any:
+        settings = self._settings
+        return get_session().create_client(
+            "s3",
+            region_name=settings.region or None,
+            endpoint_url=settings.endpoint or None,
+            aws_access_key_id=settings.access_key or None,
+            aws_secret_access_key=settings.secret_key or None,
+            config=_CLIENT,
+        )
+
+    @contextmanager
+    def _mapped(self, doing: str, key: str = "") -> Generator[Any]:
+        """Yield the client. Raises ``TransientError`` for errors inside: buckets and rights may come back."""
+        url = f"{self.url}/{key}" if key else self.url
+        try:
+            yield self._client
+        except (BotoCoreError, ClientError) as error:
+            self.__dict__.pop("_client", None)  # credentials are looked up again: they may be rotated
+            raise self._explained(store_error(translate_boto_error(error), url), f"can't {doing} {url}") from error
+
+    def _explained(self, error: OSError, doing: str) -> TransientError:
+        """Return the error with the settings to look at, where they are set."""
+        found = from_os_error(error, doing)
+        if error.errno == errno.EACCES and self._settings.access_key:
+            found.fix = "check aws.accessKeyId and aws.secretAccessKey, what they may do, and the machine's clock"
+        if error.errno == errno.EHOSTUNREACH and self._settings.endpoint:
+            found.fix = "check that it runs, and aws.endpoint"
+        return found
+
+    def check(self) -> None:
+        """Raise if the bucket can't be listed."""
+        with self._mapped("list") as client:
+            client.list_objects_v2(Bucket=self.name, MaxKeys=1)
+
+    def objects(self, prefix: str) -> Iterator[FoundObject]:
+        """Yield the objects whose keys begin with ``prefix``, by key."""
+        with self._mapped("list") as client:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
+                for one in page.get("Contents", ()):
+                    at = int(one["LastModified"].timestamp() * 1000)
+                    yield FoundObject(one["Key"], one["ETag"].strip('"'), at, one["Size"])
+
+    def read(self, key: str) -> ReadObject | None:
+        """Return an object; None if it is gone."""
+        with self._mapped("read", key) as client:
+            try:
+                found = client.get_object(Bucket=self.name, Key=key)
+            except client.exceptions.NoSuchKey:
+                return None
+            return ReadObject(found["Body"].read(), found.get("ContentType", ""), found.get("Metadata", {}))
+
+    def marks(self, key: str) -> Mapping[str, str] | None:
+        """Return the metadata of an object; None if there is no such object."""
+        with self._mapped("look for", key) as client:
+            try:
+                found = client.head_object(Bucket=self.name, Key=key)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") == "404":
+                    return None
+                raise
+            return found.get("Metadata", {})
+
+    def put(self, key: str, data: Iterable[bytes], options: Mapping[str, Any]) -> None:
+        """Write an object: all of it becomes visible at once, in place of one with its key.
+
+        ``options``: those of S3's request.
+        """
+        pieces = _pieces(data)
+        first = next(pieces, b"")
+        second = next(pieces, None)
+        named = {"Bucket": self.name, "Key": key}
+        with self._mapped("write", key) as client:
+            if second is None:
+                client.put_object(**named, Body=first, **options)
+                return
+            upload = {**named, "UploadId": client.create_multipart_upload(**named, **options)["UploadId"]}
+            try:
+                parts = [self._sent(upload, 1, first), self._sent(upload, 2, second)]
+                parts += [self._sent(upload, number, piece) for number, piece in enumerate(pieces, 3)]
+                client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+            except BaseException:
+                with suppress(BotoCoreError, ClientError):
+                    client.abort_multipart_upload(**upload)
+                raise
+
+    def _sent(self, upload: Mapping[str, str], number: int, piece: bytes) -> dict[str, Any]:
+        sent = self._client.upload_part(**upload, PartNumber=number, Body=piece)
+        return {"PartNumber": number, "ETag": sent["ETag"]}
+
+
+def _pieces(data: Iterable[bytes]) -> Iterator[bytes]:
+    waiting = bytearray()
+    for one in data:
+        waiting += one
+        while len(waiting) >= _PIECE:
+            yield bytes(waiting[:_PIECE])
+            del waiting[:_PIECE]
+    if waiting:
+        yield bytes(waiting)

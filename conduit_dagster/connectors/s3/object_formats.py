@@ -1,0 +1,140 @@
+"""Records within an object, as Conduit's connector writes them: five columns, the payload and the key as they are.
+
+The payload is that after the change; of a deletion it is empty. A document is its JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conduit_dagster import storage
+from conduit_dagster.connectors.columnar.parquet_writer import ParquetPart
+from conduit_dagster.connectors.formats import Refused, nack_of
+from conduit_dagster.expressions import EvaluationError
+from conduit_dagster.record import Data, Record
+from conduit_dagster.sdk import Delivery, Part, Refusal, Writer, WriterTask
+from conduit_dagster.sink import Sink
+
+_encode = msgspec.json.Encoder().encode
+COLUMNS: Final = pa.schema(
+    [
+        *(pa.field(name, pa.binary(), nullable=False) for name in ("operation", "position", "payload", "key")),
+        pa.field("metadata", pa.map_(pa.string(), pa.string()), nullable=False),
+    ]
+)
+_COMPRESSION: Final = "gzip"
+
+
+class _Line(msgspec.Struct):
+    """A record as a line of JSON, with the names in Conduit's order."""
+
+    Operation: str
+    Position: str
+    Payload: str
+    Key: str
+    Metadata: dict[str, str]
+
+
+def _bytes_of(data: Data) -> bytes:
+    return data if isinstance(data, bytes) else b"" if data is None else _encode(data)
+
+
+class JsonLines:
+    """An encoder of lines of JSON. Raw data that is not UTF-8 is refused, where Conduit would change it."""
+
+    def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
+        """Return the lines, and the nacks of records that can't be one."""
+        lines: list[bytes] = []
+        refused: Refused = []
+        for place, record in enumerate(records):
+            try:
+                lines.append(_encode(_line(record)) + b"\n")
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                refused.append((place, nack_of(error)))
+        return b"".join(lines), refused
+
+
+def _line(record: Record) -> _Line:
+    texts = (_text(_bytes_of(record.after), "payload"), _text(_bytes_of(record.key), "key"))
+    return _Line(record.operation, str(record.position), *texts, record.metadata)
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise EvaluationError(f"the {what} is not UTF-8 text: use the format parquet, which takes any bytes") from None
+
+
+class RowsWriter(Writer):
+    """Writer of a Parquet file."""
+
+    def __init__(self, task: WriterTask) -> None:
+        self._part = ParquetPart(task, _COMPRESSION)
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Stage the records."""
+        rows = [_row(record) for record in records]
+        if rows:
+            table = pa.Table.from_pylist(rows, COLUMNS)
+            self._part.add(table, [len(row["payload"]) + len(row["key"]) + 100 for row in rows])
+        return ()
+
+    def finish(self) -> Part | None:
+        """Finish the file; return its part."""
+        return self._part.finish()
+
+    def abort(self) -> None:
+        """Abort the file."""
+        self._part.abort()
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {
+        "operation": record.operation.encode(),
+        "position": str(record.position).encode(),
+        "payload": _bytes_of(record.after),
+        "key": _bytes_of(record.key),
+        "metadata": list(record.metadata.items()),
+    }
+
+
+def joined_lines(delivery: Delivery) -> Iterator[bytes]:
+    """Yield the bytes of a delivery's lines."""
+    for part in delivery.parts:
+        yield from storage.chunks(storage.join(delivery.staging, part.name))
+
+
+def joined_rows(delivery: Delivery) -> Iterator[bytes]:
+    """Yield the bytes of one Parquet file with the rows of all parts. Holds a row group in memory."""
+    if len(delivery.parts) == 1:
+        yield from joined_lines(delivery)
+        return
+    made = _Made()
+    with pq.ParquetWriter(Sink(made), COLUMNS, compression=_COMPRESSION, store_schema=False) as file:
+        for part in delivery.parts:
+            with storage.open_read(storage.join(delivery.staging, part.name)) as staged:
+                groups = pq.ParquetFile(staged)
+                for number in range(groups.num_row_groups):
+                    file.write_table(groups.read_row_group(number))
+                    yield from made.taken()
+    yield from made.taken()
+
+
+class _Made:
+    """Bytes that are written, and then taken."""
+
+    def __init__(self) -> None:
+        self._waiting: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._waiting.append(bytes(data))
+
+    def taken(self) -> list[bytes]:
+        found, self._waiting = self._waiting, []
+        return found

@@ -1,0 +1,52 @@
+"""Settings of the ``s3`` connector, with Conduit's names."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import PositiveDuration
+from conduit_dagster.sdk import ConnectorSettings
+
+
+class S3Settings(ConnectorSettings):
+    """Settings of both ends: the bucket, and the login."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    bucket: str = Field(alias="aws.bucket", min_length=1)
+    """The bucket. It must exist."""
+    access_key: str = Field("", alias="aws.accessKeyId")
+    """The access key. Empty: whatever else AWS's clients look up, such as the environment or a role (ours)."""
+    secret_key: str = Field("", alias="aws.secretAccessKey", repr=False)
+    """The secret of ``aws.accessKeyId``."""
+    region: str = Field("", alias="aws.region")
+    """The bucket's region. Empty: that of the environment (ours)."""
+    endpoint: str = Field("", alias="aws.endpoint", pattern="^(https?://.+)?$")
+    """The URL of another store than Amazon's that speaks S3 (ours). Empty: ``AWS_ENDPOINT_URL``, or Amazon's."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if bool(self.access_key) != bool(self.secret_key):
+            raise refuse("aws.accessKeyId and aws.secretAccessKey belong together", fix="give both, or none")
+        return self
+
+
+class S3SourceSettings(S3Settings):
+    """Reads the objects of a bucket, a record each: first those that are there, then each change."""
+
+    prefix: str = ""
+    """How the keys of the objects begin. Empty: all objects of the bucket."""
+    polling_period: PositiveDuration = Field(1.0, alias="pollingPeriod")
+    """How long to wait before the bucket is listed again. Each listing names all objects: a request for a thousand."""
+
+
+class S3DestinationSettings(S3Settings):
+    """Writes records into a bucket: the records of a step are one object."""
+
+    prefix: str = ""
+    """The folder of the objects, without a slash at its end. Empty: the top of the bucket."""
+    format: Literal["json", "parquet"]
+    """`json`: a line per record; `parquet`: a row per record. Both have Conduit's columns."""
