@@ -23,8 +23,8 @@ from .s3_server import S3Server
 class S3Lab:
     """Connectors of a pipeline ``p``, and what lies in their folder."""
 
-    def __init__(self, server: S3Server, root: Path) -> None:
-        self.server, self.root, self.prefix = server, root, root.name
+    def __init__(self, server: S3Server, root: Path, prefix: str = "") -> None:
+        self.server, self.root, self.prefix = server, root, prefix or root.name
         self.bucket = Bucket(S3Settings.model_validate(self.settings))
 
     @property
@@ -35,6 +35,10 @@ class S3Lab:
             "aws.bucket": server.bucket, "aws.accessKeyId": server.user, "aws.secretAccessKey": server.secret,
             "aws.region": "us-east-1", "aws.endpoint": server.address, "prefix": self.prefix,
         }  # fmt: skip
+
+    def within(self, folder: str) -> S3Lab:
+        """Return the lab of a folder in the folder."""
+        return S3Lab(self.server, self.root, f"{self.prefix}/{folder}")
 
     def source(self, **more: str) -> S3Source:
         """Return a source that lists the folder at each look."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from botocore.config import Config
@@ -12,8 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 from s3fs.errors import translate_boto_error
 
-from conduit_dagster.connectors.s3.settings import S3Settings
-from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.connectors.s3.settings import Login, S3Settings
 from conduit_dagster.recovery.errors import TransientError, from_os_error
 from conduit_dagster.store_files import store_error
 
@@ -27,6 +29,22 @@ _CLIENT: Final = Config(
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
 )
+
+
+@lru_cache(maxsize=16)
+def client_for(login: Login) -> Any:
+    """Return a client. It takes a tenth of a second to make, and may be used by several threads at once."""
+    return get_session().create_client(
+        "s3",
+        region_name=login.region or None,
+        endpoint_url=login.endpoint or None,
+        aws_access_key_id=login.access_key or None,
+        aws_secret_access_key=login.secret_key or None,
+        config=_CLIENT,
+    )
+
+
+os.register_at_fork(after_in_child=client_for.cache_clear)  # connections are not for two processes
 
 
 class FoundObject(NamedTuple):
@@ -48,32 +66,20 @@ class ReadObject(NamedTuple):
 
 
 class Bucket:
-    """A client for one bucket. May be used by several threads at once."""
+    """One bucket. May be used by several threads at once."""
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings, self.name = settings, settings.bucket
         self.url = f"s3://{settings.bucket}"
-
-    @lazy_property
-    def _client(self) -> Any:
-        settings = self._settings
-        return get_session().create_client(
-            "s3",
-            region_name=settings.region or None,
-            endpoint_url=settings.endpoint or None,
-            aws_access_key_id=settings.access_key or None,
-            aws_secret_access_key=settings.secret_key or None,
-            config=_CLIENT,
-        )
 
     @contextmanager
     def _mapped(self, doing: str, key: str = "") -> Generator[Any]:
         """Yield the client. Raises ``TransientError`` for errors inside: buckets and rights may come back."""
         url = f"{self.url}/{key}" if key else self.url
         try:
-            yield self._client
+            yield client_for(self._settings.login)
         except (BotoCoreError, ClientError) as error:
-            self.__dict__.pop("_client", None)  # credentials are looked up again: they may be rotated
+            client_for.cache_clear()  # credentials are looked up again: they may be rotated
             raise self._explained(store_error(translate_boto_error(error), url), f"can't {doing} {url}") from error
 
     def _explained(self, error: OSError, doing: str) -> TransientError:
@@ -133,17 +139,15 @@ class Bucket:
                 return
             upload = {**named, "UploadId": client.create_multipart_upload(**named, **options)["UploadId"]}
             try:
-                parts = [self._sent(upload, 1, first), self._sent(upload, 2, second)]
-                parts += [self._sent(upload, number, piece) for number, piece in enumerate(pieces, 3)]
+                parts = [
+                    {"PartNumber": number, "ETag": client.upload_part(**upload, PartNumber=number, Body=piece)["ETag"]}
+                    for number, piece in enumerate(chain((first, second), pieces), 1)
+                ]
                 client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
             except BaseException:
                 with suppress(BotoCoreError, ClientError):
                     client.abort_multipart_upload(**upload)
                 raise
-
-    def _sent(self, upload: Mapping[str, str], number: int, piece: bytes) -> dict[str, Any]:
-        sent = self._client.upload_part(**upload, PartNumber=number, Body=piece)
-        return {"PartNumber": number, "ETag": sent["ETag"]}
 
 
 def _pieces(data: Iterable[bytes]) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from conduit_dagster.connectors.s3.bucket import Bucket
 from conduit_dagster.connectors.s3.object_formats import JsonLines, RowsWriter, joined_lines, joined_rows
 from conduit_dagster.connectors.s3.settings import S3DestinationSettings
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import ConnectorContext, Delivery, StagedDestination, StagedWriter, Target, Writer, WriterTask
 
 _MARK: Final = "conduit-delivery"
@@ -71,6 +72,7 @@ class S3Destination(StagedDestination):
                 "Metadata": {_MARK: delivery.hash},
             }
             self._bucket.put(self._key(delivery), data, options)
+            reached("mid-publish", self.context.pipeline)
         return delivery.target
 
     def _key(self, delivery: Delivery) -> str:

@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 COLUMNS: Final = pa.schema(
     [
         *(pa.field(name, pa.binary(), nullable=False) for name in ("operation", "position", "payload", "key")),
-        pa.field("metadata", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("metadata", pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)), nullable=False),
     ]
 )
 _COMPRESSION: Final = "gzip"

@@ -112,7 +112,10 @@ class ObjectLists(KeptLists[ListedObject, FinishedRows[ListedObject]]):
             rows, here = self.of(position).rows, {state.number for state in position.files}
             back = [rows[one.number] for one in changes if one.number in rows and one.number not in here]
             position = msgspec.structs.replace(position, read=position.read.moved((), back))
-        return position.with_files({one.number: one for one in changes})
+        changed = {one.number for one in changes}
+        kept = (state for state in position.files if state.number not in changed)
+        seen = max([position.seen, *(number + 1 for number in changed)])
+        return msgspec.structs.replace(position, seen=seen, files=(*kept, *changes))
 
     def changes(self, start: ObjectPosition, end: ObjectPosition) -> list[ObjectState]:
         """Return what was read between two positions, in order.

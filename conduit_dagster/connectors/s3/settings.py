@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.sdk import ConnectorSettings
+
+
+class Login(NamedTuple):
+    """A store, and who asks it."""
+
+    region: str
+    endpoint: str
+    access_key: str
+    secret_key: str
 
 
 class S3Settings(ConnectorSettings):
@@ -26,6 +35,11 @@ class S3Settings(ConnectorSettings):
     """The bucket's region. Empty: that of the environment (ours)."""
     endpoint: str = Field("", alias="aws.endpoint", pattern="^(https?://.+)?$")
     """The URL of another store than Amazon's that speaks S3 (ours). Empty: ``AWS_ENDPOINT_URL``, or Amazon's."""
+
+    @property
+    def login(self) -> Login:
+        """The settings that a client is made of."""
+        return Login(self.region, self.endpoint, self.access_key, self.secret_key)
 
     @model_validator(mode="after")
     def _pair(self) -> Self:

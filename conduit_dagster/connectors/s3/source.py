@@ -190,10 +190,10 @@ class S3Source(Source):
         if found is None:
             return Record(position, labels, None, key, None, "delete")
         metadata = {
+            **found.metadata,
             **labels,
             CREATED_AT: str(state.modified * 1_000_000),
             _CONTENT_TYPE: found.content_type,
-            **found.metadata,
         }
         return Record(position, metadata, found.data, key, None, state.operation)
 
