@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pytest
 from lab.s3_lab import S3Lab
+from lab.s3_reading import ALL, Reader, told, touch
 
 from conduit_dagster.connectors import kept_lists
-from conduit_dagster.connectors.s3.source import S3Source
-from conduit_dagster.record import Record
-from conduit_dagster.sdk import KeptValues, Limit, Position, ReadOptions
+from conduit_dagster.sdk import Limit, ReadOptions
 
-ALL, TEN = Limit(10**6, 10**12), Limit(10, 10**12)
-
-
-class Reader:
-    """Reads on from its last position, each time as another process would."""
-
-    def __init__(self, s3: S3Lab, **settings: str) -> None:
-        self._s3, self._settings = s3, settings
-        self._kept = dict[str, bytes]()
-        self.at: Position = s3.source().initial()
-
-    def source(self) -> S3Source:
-        source = self._s3.source(**self._settings)
-        source.attach_kept(KeptValues(self._kept.get, self._put))
-        return source
-
-    def _put(self, value: bytes) -> str:
-        name = f"{len(self._kept):064x}"
-        self._kept[name] = value
-        return name
-
-    def step(self, limit: Limit = ALL, n: int = 1) -> list[Record]:
-        source = self.source()
-        start, self.at = self.at, source.latest(self.at, limit)
-        splits = source.split(start, self.at, n)
-        assert [split.ordinal for split in splits] == [
-            sum(one.records or 0 for one in splits[:place]) for place in range(len(splits))
-        ]
-        blocks = [block for split in splits for block in self.source().read(split, ReadOptions())]
-        records = [record for block in blocks for record in block.records]
-        for block in blocks:
-            assert block.again is not None and block.again(range(len(block.records))) == block.records
-        return records
-
-
-def records_of(source: S3Source, start: Position, end: Position) -> list[Record]:
-    blocks = [block for split in source.split(start, end, 2) for block in source.read(split, ReadOptions())]
-    return [record for block in blocks for record in block.records]
-
-
-def told(records: list[Record]) -> list[tuple[str, str, Any]]:
-    return [(record.operation, record.key.decode().rpartition("/")[2], record.after) for record in records]  # type: ignore[union-attr]
-
-
-def touch(s3: S3Lab, name: str, data: bytes, second: int) -> None:
-    """Write an object with a time of its own: the server's have seconds."""
-    s3.put(name, data)
-    os.utime(s3.server.bucket_folder / s3.prefix / name, (second, second))
+TEN = Limit(10, 10**12)
 
 
 def test_first_all_objects_by_key_then_each_change(s3: S3Lab) -> None:
@@ -176,8 +125,7 @@ def test_positions_many_steps_apart(s3: S3Lab) -> None:
     reader.step()
     touch(s3, "last", b"4", 4_000)
     reader.step()
-    source = reader.source()
-    since_start, since_middle = (records_of(source, at, reader.at) for at in (start, middle))
+    since_start, since_middle = (reader.between(at, reader.at, 2) for at in (start, middle))
     assert sorted(key for _, key, _ in told(since_start)) == sorted(s3.names())
     names = [key for _, key, _ in told(since_middle)]
     assert sorted(names) == sorted({*s3.names(), "01", "02"} - {f"{i:02}" for i in range(10) if i not in (1, 2)})
