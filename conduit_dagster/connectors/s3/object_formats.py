@@ -6,7 +6,7 @@ The payload is that after the change; of a deletion it is empty. A document is i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +28,8 @@ COLUMNS: Final = pa.schema(
     ]
 )
 _COMPRESSION: Final = "gzip"
+_ROW: Final = 100
+"""Bytes of a row besides its payload and key, about."""
 
 
 class _Line(msgspec.Struct):
@@ -79,10 +81,17 @@ class RowsWriter(Writer):
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Stage the records."""
-        rows = [_row(record) for record in records]
-        if rows:
-            table = pa.Table.from_pylist(rows, COLUMNS)
-            self._part.add(table, [len(row["payload"]) + len(row["key"]) + 100 for row in rows])
+        if records:
+            columns = [
+                [record.operation.encode() for record in records],
+                [str(record.position).encode() for record in records],
+                [_bytes_of(record.after) for record in records],
+                [_bytes_of(record.key) for record in records],
+                _entries(records),
+            ]
+            sizes = [len(payload) + len(key) + _ROW for payload, key in zip(*columns[2:4], strict=True)]
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, COLUMNS, strict=True)]
+            self._part.add(pa.Table.from_arrays(arrays, schema=COLUMNS), sizes)
         return ()
 
     def finish(self) -> Part | None:
@@ -94,14 +103,16 @@ class RowsWriter(Writer):
         self._part.abort()
 
 
-def _row(record: Record) -> dict[str, Any]:
-    return {
-        "operation": record.operation.encode(),
-        "position": str(record.position).encode(),
-        "payload": _bytes_of(record.after),
-        "key": _bytes_of(record.key),
-        "metadata": list(record.metadata.items()),
-    }
+def _entries(records: list[Record]) -> list[list[tuple[str, str]]]:
+    """Return the metadata of each record as a list; records of a block mostly share theirs."""
+    last: dict[str, str] | None = None
+    found, entries = list[list[tuple[str, str]]](), list[tuple[str, str]]()
+    for record in records:
+        if record.metadata is not last:
+            last = record.metadata
+            entries = list(last.items())
+        found.append(entries)
+    return found
 
 
 def joined_lines(delivery: Delivery) -> Iterator[bytes]:
