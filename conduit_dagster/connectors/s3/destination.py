@@ -41,6 +41,11 @@ class S3Destination(StagedDestination):
         """URL of the folder, whose objects may have other writers too."""
         return posixpath.join(self._bucket.url, self.settings.prefix.strip("/"))
 
+    @property
+    def objects_written(self) -> tuple[str, str]:
+        """The store with the bucket, and how the keys begin, for the check of a pipeline that reads what it writes."""
+        return self.settings.place, posixpath.join(self.settings.prefix, "") if self.settings.prefix else ""
+
     def check(self) -> None:
         """Raise if the bucket can't be listed."""
         self._bucket.check()

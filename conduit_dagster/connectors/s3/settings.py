@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -37,6 +38,11 @@ class S3Settings(ConnectorSettings):
     """The URL of another store than Amazon's that speaks S3 (ours). Empty: ``AWS_ENDPOINT_URL``, or Amazon's."""
 
     @property
+    def place(self) -> str:
+        """The bucket, and the store that it is in."""
+        return f"{self.endpoint.rstrip('/')} {self.bucket}"
+
+    @property
     def login(self) -> Login:
         """The settings that a client is made of."""
         return Login(self.region, self.endpoint, self.access_key, self.secret_key)
@@ -59,6 +65,10 @@ class S3SourceSettings(S3Settings):
 
 class S3DestinationSettings(S3Settings):
     """Writes records into a bucket: the records of a step are one object."""
+
+    idle_keys: ClassVar[Mapping[str, str]] = {
+        "sdk.record.format*": "format says how records are written, as in Conduit's connector, which does not read it",
+    }
 
     prefix: str = ""
     """The folder of the objects, without a slash at its end. Empty: the top of the bucket."""

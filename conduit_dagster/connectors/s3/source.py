@@ -66,6 +66,10 @@ class S3Source(Source):
         """The bucket, or the part of it with the prefix."""
         return dataset_at(f"{self._bucket.url}/{self.settings.prefix}")
 
+    def reads_objects(self, place: str, beginning: str) -> bool:
+        """Return whether it reads objects of this store and bucket whose keys begin so."""
+        return place == self.settings.place and beginning.startswith(self.settings.prefix)
+
     def attach_kept(self, kept: KeptValues) -> None:
         """Store objects that were read there instead of in the position."""
         self._lists.attach(kept)

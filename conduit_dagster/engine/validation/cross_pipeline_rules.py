@@ -224,7 +224,8 @@ def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
         for name, destination in bound.compiled.consumers.items():
             thing = destination.owned
             flaw = None if thing is None else _own_output(node, name, destination, thing)
-            flaw = flaw or _own_topic(node, name, destination) or _own_table(node, name, destination)
+            for rule in (_own_topic, _own_table, _own_objects):
+                flaw = flaw or rule(node, name, destination)
             if flaw is not None:
                 _add(parsed, bound, node.id, "source.own_output", flaw[0], severity="warning", fix=flaw[1])
 
@@ -266,6 +267,16 @@ def _own_table(node: SourceNode, name: str, destination: Destination) -> tuple[s
             more = "" if table else ", unless a processor gives them another opencdc.collection"
             return message + more, "write to a schema or database that the source does not read, or set tables to names"
     return None
+
+
+def _own_objects(node: SourceNode, name: str, destination: Destination) -> tuple[str, str] | None:
+    """Return message and fix for a source of objects that reads those which a destination writes; None otherwise."""
+    reads: Callable[[str, str], bool] = getattr(node.source, "reads_objects", lambda store, key: False)
+    written: tuple[str, str] | None = getattr(destination, "objects_written", None)
+    if written is None or not reads(*written):
+        return None
+    message = f"the objects in {destination.address} are written by {name} and read by {node.id}: they come again"
+    return f"{message} without end", "set the prefix of one of them so that the source does not read what is written"
 
 
 def path_of(source: Source) -> str | None:

@@ -1,0 +1,77 @@
+"""Settings of the s3 connector: a file of Conduit's is valid as it is, and what can't be meant is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.support import Lab
+from pydantic import ValidationError
+
+from conduit_dagster.connectors.s3.settings import S3DestinationSettings, S3SourceSettings
+
+CONDUITS = {
+    "aws.accessKeyId": "key", "aws.secretAccessKey": "zq-secret", "aws.bucket": "lake", "aws.region": "eu-central-1",
+}  # fmt: skip
+
+
+def build(lab: Lab, source: dict[str, str], destination: dict[str, str]) -> None:
+    connectors = [
+        {"id": "in", "type": "source", "plugin": "builtin:s3", "settings": {**CONDUITS, **source}},
+        {"id": "out", "type": "destination", "plugin": "builtin:s3", "settings": {**CONDUITS, **destination}},
+    ]
+    lab.pipeline(connectors=connectors)
+
+
+def test_a_file_of_conduits_is_valid(tmp_path: Path) -> None:
+    """All settings of its connector; those that mean nothing here are named."""
+    lab = Lab(tmp_path)
+    out = {"prefix": "out", "format": "json", "sdk.record.format": "opencdc/json", "sdk.record.format.options": "a=b"}
+    build(lab, {"prefix": "in/", "pollingPeriod": "1s"}, out)
+    found = {(one.code, one.severity, one.path.rpartition("/")[2]) for one in lab.catalogue().findings}
+    assert found == {("setting.idle", "warning", key) for key in ("sdk.record.format", "sdk.record.format.options")}
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "is_told"),
+    [
+        ({}, {}, True),
+        ({}, {"prefix": "out"}, True),
+        ({"prefix": "orders"}, {"prefix": "orders/paid"}, True),
+        ({"prefix": "out/"}, {"prefix": "out"}, True),
+        ({"prefix": "in/"}, {"prefix": "out"}, False),
+        ({"prefix": "in/"}, {}, False),
+        ({}, {"aws.bucket": "other"}, False),
+        ({}, {"aws.endpoint": "http://other"}, False),
+    ],
+)
+def test_a_pipeline_that_reads_what_it_writes_is_warned_of(
+    tmp_path: Path, reads: dict[str, str], writes: dict[str, str], is_told: bool
+) -> None:
+    """Its records would come again without end."""
+    lab = Lab(tmp_path)
+    build(lab, reads, {"format": "json", **writes})
+    assert [one.code for one in lab.catalogue().findings] == ["source.own_output"] * is_told
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aws.bucket": ""},
+        {"aws.secretAccessKey": ""},
+        {"aws.accessKeyId": ""},
+        {"aws.endpoint": "minio:9000"},
+        {"pollingPeriod": "0s"},
+        {"format": "csv"},
+    ],
+)
+def test_what_can_not_be_meant_is_refused(more: dict[str, str]) -> None:
+    kind: Any = S3DestinationSettings if "format" in more else S3SourceSettings
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({**CONDUITS, **more})
+    assert "zq-secret" not in str(caught.value)
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "zq-secret" not in repr(S3SourceSettings.model_validate(CONDUITS))
