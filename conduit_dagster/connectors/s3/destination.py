@@ -42,6 +42,11 @@ class S3Destination(StagedDestination):
         return posixpath.join(self._bucket.url, self.settings.prefix.strip("/"))
 
     @property
+    def hashes_at(self) -> str | None:
+        """The store, if it is set: a bucket of one name in another store has none of the objects."""
+        return f"aws.endpoint {self.settings.endpoint}" if self.settings.endpoint else None
+
+    @property
     def objects_written(self) -> tuple[str, str]:
         """The store with the bucket, and how the keys begin, for the check of a pipeline that reads what it writes."""
         return self.settings.place, posixpath.join(self.settings.prefix, "") if self.settings.prefix else ""

@@ -25,20 +25,15 @@ def lab(tmp_path: Path, spark: SparkSession, s3: S3Lab) -> Lab:
     return Lab(tmp_path, spark)
 
 
-def build(lab: Lab, s3: S3Lab, name: str = "p", kind: str = "json", **delivery: Any) -> None:
-    """Ten objects a step into the folder ``NAME``."""
-    out = {**s3.settings, "prefix": f"{s3.prefix}/{name}", "format": kind}
+def build(lab: Lab, s3: S3Lab, name: str = "p", kind: str = "json", log: str = "positions", **more: str) -> None:
+    """Ten objects a step into the folder ``NAME``; ``more``: settings of the destination."""
+    given, out = s3.within("in").settings, {**s3.within(name).settings, "format": kind, **more}
     connectors = [
-        {
-            "id": "in",
-            "type": "source",
-            "plugin": "builtin:s3",
-            "settings": {**s3.settings, "prefix": f"{s3.prefix}/in/"},
-        },
+        {"id": "in", "type": "source", "plugin": "builtin:s3", "settings": given},
         {"id": "out", "type": "destination", "plugin": "builtin:s3", "settings": out},
     ]
-    usual = {"batch-size": 10, "strategy": "exactly-once"}
-    lab.pipeline(id=name, connectors=connectors, processors=[DECODE], delivery={**usual, **delivery})
+    delivery = {"batch-size": 10, "strategy": "exactly-once", "log": log}
+    lab.pipeline(id=name, connectors=connectors, processors=[DECODE], delivery=delivery)
 
 
 def written(s3: S3Lab, name: str = "p") -> list[int]:
@@ -88,6 +83,23 @@ def test_a_store_that_is_away_is_an_outage(lab: Lab, s3: S3Lab) -> None:
         s3.server.start()
     assert lab.run().error is None
     assert written(s3) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("setting", ["prefix", "aws.endpoint"])
+def test_another_place_under_a_published_step_is_refused(lab: Lab, s3: S3Lab, setting: str) -> None:
+    """The step would not be found there, and its records would be written once more."""
+    other = {"prefix": f"{s3.prefix}/other", "aws.endpoint": f"{s3.server.address}/"}[setting]
+    build(lab, s3)
+    with crashing("mid-publish"):
+        lab.run()
+    build(lab, s3, **{setting: other})
+    refused = lab.run()
+    assert refused.error is not None and refused.error.code == "delivery.target_changed"
+    build(lab, s3)
+    assert lab.run().error is None
+    build(lab, s3, **{setting: other})
+    assert lab.run().error is None
+    assert written(s3) + (written(s3, "other") if setting == "prefix" else []) == list(range(COUNT))
 
 
 def test_no_secret_is_told(lab: Lab, s3: S3Lab) -> None:
