@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from conduit_dagster.connectors.s3.bucket import Bucket
+from conduit_dagster.connectors.s3.bucket import Bucket, client_for
 from conduit_dagster.connectors.s3.destination import S3Destination
 from conduit_dagster.connectors.s3.settings import S3DestinationSettings, S3Settings, S3SourceSettings
 from conduit_dagster.connectors.s3.source import S3Source
@@ -17,13 +17,14 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import ConnectorContext, Delivery, WriterTask
 
+from .s3_mock import S3Mock
 from .s3_server import S3Server
 
 
 class S3Lab:
     """Connectors of a pipeline ``p``, and what lies in their folder."""
 
-    def __init__(self, server: S3Server, root: Path, prefix: str = "") -> None:
+    def __init__(self, server: S3Server | S3Mock, root: Path, prefix: str = "") -> None:
         self.server, self.root, self.prefix = server, root, prefix or root.name
         self.bucket = Bucket(S3Settings.model_validate(self.settings))
 
@@ -56,7 +57,14 @@ class S3Lab:
 
     def remove(self, name: str) -> None:
         """Remove an object of the folder."""
-        (self.server.bucket_folder / self.prefix / name).unlink()
+        client_for(self.destination().settings.login).delete_object(
+            Bucket=self.bucket.name, Key=f"{self.prefix}/{name}"
+        )
+
+    def touch(self, name: str, data: bytes, second: int) -> None:
+        """Write an object with a time of its own, where the server lets it: versitygw's times have seconds."""
+        self.put(name, data)
+        self.server.set_time(f"{self.prefix}/{name}", second)
 
     def names(self) -> list[str]:
         """Return the names of the folder's objects, in order."""

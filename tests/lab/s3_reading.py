@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from conduit_dagster.connectors.s3.source import S3Source
@@ -62,9 +61,3 @@ def told(records: list[Record]) -> list[tuple[str, str, Any]]:
     """Return operation, last part of the key, and content of each record."""
     found: list[Any] = records
     return [(record.operation, record.key.decode().rpartition("/")[2], record.after) for record in found]
-
-
-def touch(s3: S3Lab, name: str, data: bytes, second: int) -> None:
-    """Write an object with a time of its own: the server's have seconds."""
-    s3.put(name, data)
-    os.utime(s3.server.bucket_folder / s3.prefix / name, (second, second))

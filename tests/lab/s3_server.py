@@ -56,6 +56,7 @@ class S3Server:
     """A server on loopback with one bucket, as a context manager. Objects are files below :attr:`bucket_folder`."""
 
     bucket = "lake"
+    checks_secrets = sets_times = True
 
     def __init__(self) -> None:
         """Raises ``NoS3Error``."""
@@ -82,6 +83,10 @@ class S3Server:
     def url(self, *names: str) -> str:
         """Return the URL of an object or folder of the bucket."""
         return "/".join([f"s3://{self.bucket}", *names])
+
+    def set_time(self, key: str, second: int) -> None:
+        """Set when an object was written, in seconds since 1970."""
+        os.utime(self.bucket_folder / key, (second, second))
 
     def keys(self, below: str = "") -> list[str]:
         """Return the names of all objects below a folder."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from lab.conformance_runs import Make
 from lab.s3_lab import S3Lab
+from lab.s3_mock import S3Mock
 from lab.s3_server import S3Server
 
 from conduit_dagster.testing.conformance import DestinationConformance, SourceConformance
@@ -14,7 +15,7 @@ from conduit_dagster.testing.conformance import DestinationConformance, SourceCo
 
 class TestS3Source(SourceConformance):
     @pytest.fixture(scope="class")
-    def make(self, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    def make(self, s3_server: S3Server | S3Mock, tmp_path_factory: pytest.TempPathFactory) -> Make:
         s3 = S3Lab(s3_server, tmp_path_factory.mktemp("source"))
         for number in range(24):
             s3.put(f"{number:02}", b"%d" % number, ContentType="text/plain", Metadata={"n": str(number)})

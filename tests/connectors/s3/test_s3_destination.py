@@ -165,6 +165,8 @@ def test_raw_data_that_is_no_text_needs_parquet(s3: S3Lab, record: Record, what:
     ],
 )
 def test_what_is_wrong_is_told(s3: S3Lab, setting: dict[str, str], code: str, fix: str) -> None:
+    if "aws.secretAccessKey" in setting and not s3.server.checks_secrets:
+        pytest.skip("this server takes any secret")
     with pytest.raises(TransientError) as caught:
         s3.destination(**setting).check()
     assert caught.value.code == code and fix in str(caught.value.fix)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab.s3_lab import S3Lab
-from lab.s3_reading import Reader, touch
+from lab.s3_reading import Reader
 
 from conduit_dagster.connectors import kept_lists
 from conduit_dagster.connectors.s3.object_position import parse_position
@@ -40,7 +40,7 @@ class History:
 
     def put(self, name: str, second: int) -> None:
         self._writes += 1
-        touch(self.s3, name, b"%d" % self._writes, second)
+        self.s3.touch(name, b"%d" % self._writes, second)
 
     def remove(self, name: str) -> None:
         if name in self.s3.names():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lab.s3_lab import S3Lab
-from lab.s3_reading import ALL, Reader, told, touch
+from lab.s3_reading import ALL, Reader, told
 
 from conduit_dagster.connectors import kept_lists
 from conduit_dagster.sdk import Limit, ReadOptions
@@ -15,32 +15,34 @@ TEN = Limit(10, 10**12)
 def test_first_all_objects_by_key_then_each_change(s3: S3Lab) -> None:
     reader = Reader(s3)
     assert reader.step() == []
-    touch(s3, "b", b"1", 1_000)
-    touch(s3, "a/x", b"2", 2_000)
+    s3.touch("b", b"1", 1_000)
+    s3.touch("a/x", b"2", 2_000)
     assert told(reader.step()) == [("snapshot", "x", b"2"), ("snapshot", "b", b"1")]
     assert reader.step() == []
-    touch(s3, "d", b"3", 4_000)
-    touch(s3, "c", b"4", 3_000)
-    touch(s3, "b", b"5", 5_000)
+    s3.touch("d", b"3", 3_000)
+    s3.touch("c", b"4", 4_000)
+    s3.touch("b", b"5", 5_000)
     s3.remove("a/x")
     assert told(reader.step()) == [
-        ("create", "c", b"4"),
         ("create", "d", b"3"),
+        ("create", "c", b"4"),
         ("update", "b", b"5"),
         ("delete", "x", None),
     ]
-    touch(s3, "a/x", b"6", 6_000)
-    touch(s3, "b", b"5", 7_000)
+    s3.touch("a/x", b"6", 6_000)
+    s3.touch("b", b"5", 7_000)
     assert told(reader.step()) == [("create", "x", b"6"), ("update", "b", b"5")]
     assert reader.step() == []
 
 
 def test_a_late_object_is_not_missed(s3: S3Lab) -> None:
     """An upload in parts has the time when it began; Conduit's connector asks for later times alone."""
+    if not s3.server.sets_times:
+        pytest.skip("this server sets no times")
     reader = Reader(s3)
-    touch(s3, "b", b"1", 2_000)
+    s3.touch("b", b"1", 2_000)
     reader.step()
-    touch(s3, "a", b"2", 1_000)
+    s3.touch("a", b"2", 1_000)
     assert told(reader.step()) == [("create", "a", b"2")]
 
 
@@ -67,9 +69,9 @@ def test_steps_within_a_limit_and_lists_of_what_left_positions(s3: S3Lab, n: int
     """Objects in steps of ten, some changed on the way: positions stay small, and nothing comes twice or is lost."""
     reader = Reader(s3)
     for i in range(25):
-        touch(s3, f"{i:02}", b"%d" % i, 1_000 + i)
+        s3.touch(f"{i:02}", b"%d" % i, 1_000 + i)
     found = reader.step(TEN, n)
-    touch(s3, "03", b"new", 5_000)
+    s3.touch("03", b"new", 5_000)
     s3.remove("05")
     while step := reader.step(TEN, n):
         found += step
@@ -80,7 +82,7 @@ def test_steps_within_a_limit_and_lists_of_what_left_positions(s3: S3Lab, n: int
     assert told(found)[-1] == changes[-1]
     assert reader.at["read"] is not None and reader.source().counts(reader.at) == {"objects_read": 24}
     assert reader.source().lag(reader.at) == 0
-    touch(s3, "15", b"late", 6_000)
+    s3.touch("15", b"late", 6_000)
     assert reader.source().lag(reader.at) == 1
     assert told(reader.step()) == [("update", "15", b"late")]
 
@@ -93,13 +95,13 @@ def test_bytes_limit_a_step(s3: S3Lab) -> None:
 
 
 def test_an_object_that_changes_before_it_is_read_comes_again(s3: S3Lab) -> None:
-    touch(s3, "a", b"1", 1_000)
-    touch(s3, "b", b"1", 1_000)
+    s3.touch("a", b"1", 1_000)
+    s3.touch("b", b"1", 1_000)
     reader = Reader(s3)
     source, start = reader.source(), reader.at
     reader.at = source.latest(start, ALL)
     [split] = source.split(start, reader.at, 1)
-    touch(s3, "a", b"2", 2_000)
+    s3.touch("a", b"2", 2_000)
     s3.remove("b")
     [block] = source.read(split, ReadOptions())
     assert told(block.records) == [("snapshot", "a", b"2"), ("delete", "b", None)]
@@ -112,18 +114,18 @@ def test_positions_many_steps_apart(s3: S3Lab) -> None:
     reader = Reader(s3)
     start = reader.at
     for i in range(15):
-        touch(s3, f"{i:02}", b"1", 1_000)
+        s3.touch(f"{i:02}", b"1", 1_000)
     reader.step(TEN)
     middle = reader.at
     reader.step()
-    touch(s3, "01", b"2", 2_000)
+    s3.touch("01", b"2", 2_000)
     s3.remove("02")
     s3.remove("14")
     reader.step()
     for i in range(20, 30):
-        touch(s3, f"{i}", b"3", 3_000)
+        s3.touch(f"{i}", b"3", 3_000)
     reader.step()
-    touch(s3, "last", b"4", 4_000)
+    s3.touch("last", b"4", 4_000)
     reader.step()
     since_start, since_middle = (reader.between(at, reader.at, 2) for at in (start, middle))
     assert sorted(key for _, key, _ in told(since_start)) == sorted(s3.names())
@@ -143,10 +145,10 @@ def test_the_bucket_is_listed_once_a_period(s3: S3Lab) -> None:
 
 
 def test_a_run_that_drains_it_takes_no_later_object(s3: S3Lab) -> None:
-    touch(s3, "a", b"1", 1_000)
+    s3.touch("a", b"1", 1_000)
     source = s3.source()
     horizon = source.horizon()
-    touch(s3, "b", b"1", 2_000)
+    s3.touch("b", b"1", 2_000)
     end = source.latest(source.initial(), ALL, horizon)
     assert source.latest(end, ALL, horizon) == end
     assert len(source.split(source.initial(), end, 1)[0].detail["objects"]) == 1
