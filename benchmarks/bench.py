@@ -13,6 +13,7 @@ from benchmarks.other_engines import Engine
 from benchmarks.server import Database
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 from tests.lab.kafka_server import KafkaServer
+from tests.lab.s3_server import S3Server
 
 
 @dataclass
@@ -43,10 +44,17 @@ class Bench:
         """The Kafka broker shared by all measures, with a typical broker's memory."""
         return KafkaServer(heap="1g")
 
+    @cached_property
+    def object_store(self) -> S3Server:
+        """The S3 server shared by all measures."""
+        return S3Server().__enter__()
+
     def close(self) -> None:
         """Close everything that was opened."""
         if "broker" in self.__dict__:
             self.broker.close()
+        if "object_store" in self.__dict__:
+            self.object_store.__exit__(None, None, None)
         if "spark" in self.__dict__:
             close_session(self.spark)
         if "database" in self.__dict__:

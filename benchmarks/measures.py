@@ -17,6 +17,7 @@ from benchmarks.copies import copy_read, copy_table
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kafka import kafka_in, kafka_out, kafka_through
 from benchmarks.letters import letters
+from benchmarks.objects import s3_in, s3_out
 from benchmarks.other_engines import BENTHOS, CONDUIT, VECTOR
 from benchmarks.scale import scale
 from benchmarks.setup import KINDS
@@ -76,6 +77,8 @@ MEASURES: dict[str, Measure] = {
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
     "kafka-in": Measure("Kafka to folder, at least once", kafka_in, _compared(2, 4.0)),
     "kafka-out": Measure("file to Kafka, exactly once", kafka_out, _compared(2, 5.0)),
+    "s3-in": Measure("objects of 1 KB to folder, at least once", s3_in, _compared(2, 4.0)),
+    "s3-out": Measure("file to S3, exactly once", s3_out, _compared(2, 4.0)),
     "kafka": Measure("Kafka to Kafka, exactly once", kafka_through, _compared(2, 6.0)),
     "slot-read": Measure("nowhere, changes of a PostgreSQL slot", slots_read, slots_take),
     "slot-file": Measure("ordered file, exactly once, changes of a PostgreSQL slot", slots_into_file, slots_take),
