@@ -23,15 +23,14 @@ _STEP = 100_000
 """Records of an object of the loop: one of our steps with the default batch size."""
 _OBJECT_BYTES = 1_000
 _AT_ONCE = 8
+_LINE = b'{"id": %09d, "city": "Zagreb", "text": "' + b"x" * 55 + b'"}\n'
 
 
 def s3_out(bench: Bench) -> dict[str, Any]:
     """Write lines of a hundred bytes into objects, in Conduit's JSON; the loop stores no position."""
     path, root, current = bench.work / f"lines-{bench.records}", bench.work / "ours", [0]
     with path.open("wb") as file:
-        file.writelines(
-            b'{"id": %09d, "city": "Zagreb", "text": "%s"}\n' % (n, b"x" * 55) for n in range(bench.records)
-        )
+        file.writelines(_LINE % number for number in range(bench.records))
 
     def prepare() -> None:
         current[0] += 1

@@ -60,7 +60,9 @@ class S3SourceSettings(S3Settings):
     prefix: str = ""
     """How the keys of the objects begin. Empty: all objects of the bucket."""
     polling_period: PositiveDuration = Field(1.0, alias="pollingPeriod")
-    """How long to wait before the bucket is listed again. Each listing names all objects: a request for a thousand."""
+    """How long to wait before the bucket is listed again, at least ten times as long as a listing takes. Each names all
+    objects, in a request for each thousand.
+    """
 
 
 class S3DestinationSettings(S3Settings):

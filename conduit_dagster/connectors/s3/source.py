@@ -33,6 +33,8 @@ _MOST_BYTES: Final = 16 << 20
 """Bytes of objects that are requested before they are needed; one object may be larger."""
 _REQUEST: Final = 1 << 16
 """Bytes that take about as long as a request."""
+_REST: Final = 10
+"""The least time between two listings, as a multiple of what a listing takes: it is parsed, object by object."""
 _CONTENT_TYPE: Final = "s3.header.contentType"
 
 
@@ -59,7 +61,8 @@ class S3Source(Source):
         self._listed: list[FoundObject] = []
         """The newest listing; it is used until all of it is read."""
         self._is_read = True
-        self._at = -settings.polling_period
+        self._due = 0.0
+        """When the bucket may be listed again, on the monotonic clock."""
 
     @property
     def dataset(self) -> Dataset | None:
@@ -93,14 +96,17 @@ class S3Source(Source):
         return {"modified": max((one.modified for one in self._listed), default=0)}
 
     def _list(self) -> None:
+        began = time.monotonic()
         self._listed = list(self._bucket.objects(self.settings.prefix))
-        self._at, self._is_read = time.monotonic(), False
+        ended = time.monotonic()
+        self._due = ended + max(self.settings.polling_period, _REST * (ended - began))
+        self._is_read = False
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the position after the next changes, up to the limit."""
         position = parse_position(start)
         if self._is_read:
-            if horizon is None and time.monotonic() - self._at < self.settings.polling_period:
+            if horizon is None and time.monotonic() < self._due:
                 return start
             self._list()
         changes = self._changes(position, None if horizon is None else horizon["modified"])
