@@ -23,6 +23,7 @@ from conduit_dagster.sdk import (
     Limit,
     Position,
     ReadOptions,
+    ResumeState,
     Source,
     Split,
 )
@@ -77,6 +78,10 @@ class S3Source(Source):
         """Store objects that were read there instead of in the position."""
         self._lists.attach(kept)
 
+    def resume(self, state: ResumeState) -> None:
+        """Forget the listing of an earlier run: another process may have read on meanwhile."""
+        self._listed, self._is_read, self._due = [], True, 0.0
+
     def check(self) -> None:
         """Raise if the bucket can't be listed."""
         self._bucket.check()
@@ -109,7 +114,7 @@ class S3Source(Source):
             if horizon is None and time.monotonic() < self._due:
                 return start
             self._list()
-        changes = self._changes(position, None if horizon is None else horizon["modified"])
+        changes = self._changes(position, self._listed, None if horizon is None else horizon["modified"])
         taken = _within(changes, limit)
         self._is_read = len(taken) == len(changes)
         if not taken:
@@ -117,12 +122,17 @@ class S3Source(Source):
         end = self._lists.moved(self._lists.left(position), taken)
         return msgspec.structs.replace(end, copied=position.copied or self._is_read).as_json()
 
-    def _changes(self, position: ObjectPosition, until: int | None) -> list[ObjectState]:
-        """Return what the newest listing has that the position has not, in order; deletions at the end."""
+    def _changes(
+        self, position: ObjectPosition, listed: Sequence[FoundObject], until: int | None = None
+    ) -> list[ObjectState]:
+        """Return what a listing has that the position has not, in order; deletions at the end.
+
+        ``until``: without what was written later.
+        """
         known, seen = self._lists.known(position), position.seen
         gone = {key: one.number for key, one in known.items()}
         found = list[ObjectState]()
-        in_order = sorted(self._listed, key=lambda one: (one.modified, one.key)) if position.copied else self._listed
+        in_order = sorted(listed, key=lambda one: (one.modified, one.key)) if position.copied else listed
         for one in in_order:
             gone.pop(one.key, None)
             old = known.get(one.key)
@@ -213,8 +223,7 @@ class S3Source(Source):
 
     def lag(self, position: Position) -> int | None:
         """Return the number of changes that were not read, by a listing of its own."""
-        self._list()
-        return len(self._changes(parse_position(position), None))
+        return len(self._changes(parse_position(position), list(self._bucket.objects(self.settings.prefix))))
 
 
 def _within(changes: Sequence[ObjectState], limit: Limit) -> Sequence[ObjectState]:

@@ -7,7 +7,7 @@ from lab.s3_lab import S3Lab
 from lab.s3_reading import ALL, Reader, told
 
 from conduit_dagster.connectors import kept_lists
-from conduit_dagster.sdk import Limit, ReadOptions
+from conduit_dagster.sdk import Limit, ReadOptions, ResumeState
 
 TEN = Limit(10, 10**12)
 
@@ -152,6 +152,20 @@ def test_a_run_that_drains_it_takes_no_later_object(s3: S3Lab) -> None:
     end = source.latest(source.initial(), ALL, horizon)
     assert source.latest(end, ALL, horizon) == end
     assert len(source.split(source.initial(), end, 1)[0].detail["objects"]) == 1
+
+
+def test_a_later_run_with_the_same_object_lists_anew(s3: S3Lab) -> None:
+    """Another process has read on: by the listing of then, what came later would be gone."""
+    for name in "abc":
+        s3.touch(name, b"1", 1_000)
+    reader, source = Reader(s3), s3.source(pollingPeriod="1h")
+    source.latest(reader.at, Limit(1, 10**12))
+    s3.touch("a", b"2", 2_000)
+    s3.touch("d", b"3", 3_000)
+    while reader.step():
+        pass
+    source.resume(ResumeState(reader.at, None, {}))
+    assert source.latest(reader.at, ALL) == reader.at
 
 
 def test_the_prefix_is_the_beginning_of_keys(s3: S3Lab) -> None:
