@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import psutil
 from dagster_layer.project_folder import Folder
 from lab.server_process import free_port
 from lab.waiting import wait_until
@@ -47,8 +48,16 @@ def web_server(folder: Folder, dagster: str = "", *options: str, **environment: 
         wait_until(lambda: jobs(url), "it has loaded the project", 240)
         yield url
     finally:
+        servers = _code_servers(process.pid)
         process.terminate()
         process.wait(120)
+        # one whose home is removed while it looks whether its runs have ended stays for ever
+        wait_until(lambda: not any(map(psutil.Process.is_running, servers)), "the code servers have ended", 60)
+
+
+def _code_servers(web_server: int) -> list[psutil.Process]:
+    children = psutil.Process(web_server).children(recursive=True)
+    return [child for child in children if "api" in child.cmdline() and "grpc" in child.cmdline()]
 
 
 def jobs(url: str) -> set[str]:
