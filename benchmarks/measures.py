@@ -77,7 +77,7 @@ MEASURES: dict[str, Measure] = {
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
     "kafka-in": Measure("Kafka to folder, at least once", kafka_in, _compared(2, 4.0)),
     "kafka-out": Measure("file to Kafka, exactly once", kafka_out, _compared(2, 5.0)),
-    "s3-in": Measure("objects of 1 KB to folder, at least once", s3_in, _compared(2, 4.0)),
+    "s3-in": Measure("objects of 1 KB to folder, at least once", s3_in, _compared(2, 10.0)),
     "s3-out": Measure("file to S3, exactly once", s3_out, _compared(2, 4.0)),
     "kafka": Measure("Kafka to Kafka, exactly once", kafka_through, _compared(2, 6.0)),
     "slot-read": Measure("nowhere, changes of a PostgreSQL slot", slots_read, slots_take),

@@ -22,6 +22,8 @@ from conduit_dagster.connectors.s3.settings import S3Settings
 _STEP = 100_000
 """Records of an object of the loop: one of our steps with the default batch size."""
 _OBJECT_BYTES = 1_000
+_RECORDS_PER_OBJECT = 400
+"""Of the records of other measures: a request takes as long as some hundred of them."""
 _AT_ONCE = 8
 _LINE = b'{"id": %09d, "city": "Zagreb", "text": "' + b"x" * 55 + b'"}\n'
 
@@ -70,8 +72,8 @@ def _pieces(path: Path) -> Iterator[list[bytes]]:
 
 
 def s3_in(bench: Bench) -> dict[str, Any]:
-    """Read objects of a kilobyte into lines, a hundredth as many as records; the loop has eight requests at once."""
-    many, root, plain = max(100, bench.records // 100), bench.work / "ours", bench.work / "plain" / "out"
+    """Read objects of a kilobyte into lines; the loop has eight requests at once."""
+    many, root, plain = max(100, bench.records // _RECORDS_PER_OBJECT), bench.work / "ours", bench.work / "plain" / "out"
     bucket, data = _bucket(bench), b'{"text": "%s"}' % (b"x" * (_OBJECT_BYTES - 12))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(lambda n: bucket.put(f"in/{n:09}", [data], {}), range(many)))
