@@ -73,7 +73,8 @@ def _pieces(path: Path) -> Iterator[list[bytes]]:
 
 def s3_in(bench: Bench) -> dict[str, Any]:
     """Read objects of a kilobyte into lines; the loop has eight requests at once."""
-    many, root, plain = max(100, bench.records // _RECORDS_PER_OBJECT), bench.work / "ours", bench.work / "plain" / "out"
+    root, plain = bench.work / "ours", bench.work / "plain" / "out"
+    many = max(100, bench.records // _RECORDS_PER_OBJECT)
     bucket, data = _bucket(bench), b'{"text": "%s"}' % (b"x" * (_OBJECT_BYTES - 12))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(lambda n: bucket.put(f"in/{n:09}", [data], {}), range(many)))
