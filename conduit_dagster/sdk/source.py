@@ -31,6 +31,9 @@ class Split(msgspec.Struct):
     """A part of a source's range that one task reads."""
 
     start: Position
+    """The boundary before its first record, as :attr:`Block.boundary` is the one after a record: a step ends there if
+    the split gives nothing.
+    """
     ordinal: int
     """Number of records of the step's range of this source before the split."""
     records: int | None = None

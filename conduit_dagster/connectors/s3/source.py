@@ -146,13 +146,12 @@ class S3Source(Source):
         return found + [ObjectState(key, "", 0, number, 0, "delete") for key, number in sorted(gone.items())]
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position after a record."""
+        """Return the position at a boundary, which is a number of the range's records."""
         before, after = parse_position(start), parse_position(end)
         changes = self._lists.changes(before, after)
-        last = next(place for place, one in enumerate(changes) if [one.number, *one.mark] == boundary)
-        if last + 1 == len(changes):
+        if boundary == len(changes):
             return end
-        return self._lists.moved(before.like(after), changes[: last + 1]).as_json()
+        return self._lists.moved(before.like(after), changes[:boundary]).as_json() if boundary else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Return the range cut into splits of about as many bytes."""
@@ -161,21 +160,22 @@ class S3Source(Source):
         for piece in _pieces(changes, n):
             objects = [msgspec.to_builtins(one) for one in piece]
             size = sum(one.size for one in piece)
-            splits.append(Split(objects[0], ordinal, len(piece), size, {"objects": objects}))
+            splits.append(Split(ordinal, ordinal, len(piece), size, {"objects": objects}))
             ordinal += len(piece)
         return splits
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the objects, a few at a time."""
-        waiting, size = list[tuple[ObjectState, ReadObject | None]](), 0
+        waiting, size, first = list[tuple[ObjectState, ReadObject | None]](), 0, split.ordinal
         for state, found in self._read(msgspec.convert(split.detail["objects"], list[ObjectState])):
             waiting.append((state, found))
             size += 0 if found is None else len(found.data)
             if size >= options.block_bytes or len(waiting) >= options.block_records:
-                yield self._block(waiting)
+                yield self._block(waiting, first)
+                first += len(waiting)
                 waiting, size = [], 0
         if waiting:
-            yield self._block(waiting)
+            yield self._block(waiting, first)
 
     def _read(self, states: Sequence[ObjectState]) -> Iterator[tuple[ObjectState, ReadObject | None]]:
         """Yield the objects in order, several requests ahead."""
@@ -191,15 +191,11 @@ class S3Source(Source):
     def _object(self, state: ObjectState) -> ReadObject | None:
         return self._bucket.read(state.key) if state.etag else None
 
-    def _block(self, read: Sequence[tuple[ObjectState, ReadObject | None]]) -> Block:
-        def boundary(i: int) -> Any:
-            state = read[i][0]
-            return [state.number, *state.mark]
-
+    def _block(self, read: Sequence[tuple[ObjectState, ReadObject | None]], first: int) -> Block:
         def again(places: Sequence[int]) -> list[Record]:
             return [self._record(*read[place]) for place in places]
 
-        return Block(again(range(len(read))), boundary, again=again)
+        return Block(again(range(len(read))), lambda i: first + i + 1, again=again)
 
     def _record(self, state: ObjectState, found: ReadObject | None) -> Record:
         position, key, labels = (

@@ -176,6 +176,20 @@ class SourceConformance:
                 place += count
             assert first != start or place == len(records)
 
+    def test_a_step_may_end_where_a_split_begins(self, make: Make, end: Position, horizon: Any) -> None:
+        """As after a nack of its first record: the next step has the rest."""
+        source = make()
+        if not source.replayable:
+            pytest.skip("one task reads it")
+        start = source.initial()
+        for first in (start, _travelled(source.latest(start, Limit(10, 10**12), horizon))):
+            every = read_range(make, first, end)
+            splits = make().split(first, end, 4)
+            for split in splits:
+                cut = _travelled(make().within(first, end, _travelled(split.start)))
+                rest = read_range(make, cut, end)
+                assert rest == every[split.ordinal :], "a split's start is the boundary before its first record"
+
     def test_records_are_whole(self, make: Make, records: list[Record]) -> None:
         """Each record has a unique position, and consists of storable values."""
         labels = {READ_AT, SOURCE_CONNECTOR_ID} if make().sets_metadata else set[str]()
