@@ -108,7 +108,7 @@ class Dataset(NamedTuple):
         """``postgres://host:5432/database/schema/table``, ``s3://bucket/folder/file``, ``file:///absolute/path``."""
         if self.is_table:
             return "/".join([self.namespace, *self.name.split(".")])
-        return f"file://{self.name}" if self.namespace == "file" else f"{self.namespace}/{self.name}"
+        return f"file://{self.name}" if self.namespace == "file" else f"{self.namespace}/{self.name.lstrip('/')}"
 
 
 def dataset_at(place: str | None) -> Dataset | None:
@@ -123,4 +123,4 @@ def dataset_at(place: str | None) -> Dataset | None:
     if parts.scheme == "file":
         return Dataset("file", parts.path)
     host = parts.netloc.rpartition("@")[2]
-    return Dataset(f"{parts.scheme}://{host}", parts.path.lstrip("/")) if host else None
+    return Dataset(f"{parts.scheme}://{host}", parts.path.lstrip("/") or "/") if host else None

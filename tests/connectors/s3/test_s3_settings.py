@@ -9,7 +9,11 @@ import pytest
 from lab.support import Lab
 from pydantic import ValidationError
 
+from conduit_dagster.connectors.s3.destination import S3Destination
 from conduit_dagster.connectors.s3.settings import S3DestinationSettings, S3SourceSettings
+from conduit_dagster.connectors.s3.source import S3Source
+from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext, Dataset
 
 CONDUITS = {
     "aws.accessKeyId": "key", "aws.secretAccessKey": "zq-secret", "aws.bucket": "lake", "aws.region": "eu-central-1",
@@ -75,3 +79,14 @@ def test_what_can_not_be_meant_is_refused(more: dict[str, str]) -> None:
 
 def test_the_secret_is_not_shown() -> None:
     assert "zq-secret" not in repr(S3SourceSettings.model_validate(CONDUITS))
+
+
+@pytest.mark.parametrize(("prefix", "name"), [("", "/"), ("orders", "orders"), ("/a/b/", "a/b/")])
+def test_lineage_tools_know_the_data_set(tmp_path: Path, prefix: str, name: str) -> None:
+    """OpenLineage's names have no empty one: the bucket itself is ``/``."""
+    context = ConnectorContext("p", "x", str(tmp_path), Clock(7))
+    source = S3Source(S3SourceSettings.model_validate({**CONDUITS, "prefix": prefix}), context)
+    out = S3Destination(S3DestinationSettings.model_validate({**CONDUITS, "prefix": prefix, "format": "json"}), context)
+    assert source.dataset == Dataset("s3://lake", name)
+    assert out.dataset == Dataset("s3://lake", name.rstrip("/") or "/")
+    assert Dataset("s3://lake", name).uri == f"s3://lake/{name.removeprefix('/')}"
