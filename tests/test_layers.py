@@ -46,7 +46,7 @@ LAYERS = [
         "conduit_dagster.whole_numbers",
         "conduit_dagster.msgspec_warmup",
     },
-    {"conduit_dagster.lazy_records"},
+    {"conduit_dagster.lazy_records", "conduit_dagster.change_marks"},
     {"conduit_dagster.record", "conduit_dagster.json_values"},
 ]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lab.postgres_lab import PostgresLab, change, create
 
 from conduit_dagster import storage
+from conduit_dagster.change_marks import TRUNCATE, UNCHANGED_TOAST
 from conduit_dagster.connectors.postgres import connection, seen_rows
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.encode import TableEncoder

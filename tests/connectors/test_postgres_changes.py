@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab.postgres_lab import PostgresLab, change, child, create
 
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
+from conduit_dagster.change_marks import TRUNCATE, UNCHANGED_TOAST
 from conduit_dagster.connectors.postgres.sqlstates import BulkError
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
 from conduit_dagster.record import Record

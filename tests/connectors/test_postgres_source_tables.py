@@ -9,7 +9,7 @@ import pytest
 from lab.postgres_reading import PostgresReading, drained, records_of, travelled
 from lab.support import Lab
 
-from conduit_dagster.connectors.postgres.change_marks import unchanged_fields
+from conduit_dagster.change_marks import unchanged_fields
 from conduit_dagster.connectors.postgres.settings import TableName, table_name
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError

@@ -143,6 +143,18 @@ def test_numbers_and_truths_of_an_hstore_are_their_text(hstore: PostgresLab) -> 
     assert [refusal.nack.code for refusal in hstore.refused] == ["postgres.type"]
 
 
+@pytest.mark.parametrize("kind", ["date", "time", "timetz", "timestamp", "timestamptz", "interval", "day"])
+def test_a_number_is_no_time(lab: PostgresLab, kind: str) -> None:
+    """The server would take two minutes in milliseconds for noon, and microseconds of an interval for seconds."""
+    lab.execute(f"CREATE DOMAIN day AS date; CREATE TABLE t (v {kind}, vs {kind.replace('day', 'date')}[])")
+    values = [120_000, 20_240_102, 3_600.0, Decimal(120_000), True, {"a": 1}]
+    records = [Record(place, {}, {"v": value}) for place, value in enumerate(values)]
+    lab.deliver(lab.destination(), [*records, Record(9, {}, {"vs": [120_000]}), Record(10, {}, {"v": None})])
+    assert {refusal.nack.code for refusal in lab.refused} == {"postgres.type"}
+    assert len(lab.refused) == 7 and lab.rows() == [(None, None)]
+    assert lab.refused[0].nack.message.startswith("a number does not fit the column v (")
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "other"),
     [

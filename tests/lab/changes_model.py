@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
+from conduit_dagster.change_marks import TRUNCATE, UNCHANGED_TOAST
 from conduit_dagster.record import Record
 
 TABLES = {"t": "t", "s.u": "s/u"}

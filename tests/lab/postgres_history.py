@@ -36,6 +36,8 @@ class Table:
     """Columns that identify a row, with ``id`` last."""
     is_changed: bool = True
     """Whether columns are added and dropped."""
+    is_moved: bool = True
+    """Whether rows get other keys."""
     added: dict[str, str] = field(default_factory=dict[str, str])
     """Columns that a history added, and their types."""
 
@@ -168,7 +170,7 @@ class PostgresHistory:
             changes = [self._delete]
         elif rows:
             changes = [self._insert, self._insert_many, self._update, self._update, self._update_all, self._delete]
-            changes += [self._move, self._upsert, self._touch]
+            changes += [self._move if table.is_moved else self._update, self._upsert, self._touch]
         self._rng.choice(changes)(owner, table, rows)
 
     def _new(self, owner: int, table: Table) -> Row:

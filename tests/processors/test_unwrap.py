@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processors.conftest import check_loop, make
 from pydantic import ValidationError
 
+from conduit_dagster.change_marks import UNCHANGED_TOAST, is_truncate, unchanged_fields
 from conduit_dagster.record import OPERATIONS, Record, copy, encode
+from conduit_dagster.schemas.schema_registry import FolderRegistry
 from conduit_dagster.sdk import Nack
 
 NAMES = ("unwrap.debezium", "unwrap.kafkaconnect", "unwrap.opencdc")
@@ -64,6 +69,100 @@ def test_what_is_no_change_is_a_nack_and_stays_as_it_was(change: Any) -> None:
     assert record == before
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b'{"id": 1}', {"id": 1}),
+        (b'{"payload": {"id": 1}}', {"id": 1}),
+        ({"id": 1}, {"id": 1}),
+        (b"7", b"7"),
+        (b"{", b"{"),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_record_without_schemas_is_the_change_itself(key: Any, expected: Any, as_text: bool) -> None:
+    """As converters with ``schemas.enable=false`` write it, and as it comes out of ``avro.decode``."""
+    after: Any = json.dumps(CHANGE).encode() if as_text else dict(CHANGE)
+    found = unwrapped("unwrap.debezium", Record("1", {}, after, key))
+    assert found == Record("1", {}, {"id": 1}, expected)
+
+
+ROW = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "int"}, {"name": "t", "type": "string"}]}
+SOURCE = {"type": "record", "name": "Source", "fields": [{"name": "table", "type": "string"}]}
+ENVELOPE: dict[str, Any] = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "shop.public.orders",
+    "fields": [
+        {"name": "before", "type": ["null", ROW]},
+        {"name": "after", "type": ["null", "Value"]},
+        {
+            "name": "source",
+            "type": {"type": "record", "name": "Source", "fields": [{"name": "table", "type": "string"}]},
+        },
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"]},
+    ],
+}
+"""As Kafka Connect's Avro converter registers it."""
+
+
+def test_what_a_registry_describes(tmp_path: Path) -> None:
+    url, key = str(tmp_path), {"type": "record", "name": "Key", "fields": ROW["fields"][:1]}
+    change = {"before": None, "after": {"id": 1, "t": UNAVAILABLE}, "source": {"table": "t"}, "op": "u", "ts_ms": 1}
+    registry = FolderRegistry(url)
+    parts: list[bytes] = []
+    for schema, value in ((ENVELOPE, change), (key, {"id": 1})):
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, fastavro.parse_schema(schema), value)
+        number = registry.register(schema["name"], json.dumps(schema)).id
+        parts.append(b"\0" + number.to_bytes(4, "big") + data.getvalue())
+    record = Record("1", {}, parts[0], parts[1])
+    for field in (".Payload.After", ".Key"):
+        [record] = make("avro.decode", {"url": url, "field": field}).process_block([record])
+    found = unwrapped("unwrap.debezium", record)
+    metadata = {"opencdc.readAt": "1000000", "table": "t", UNCHANGED_TOAST: "t"}
+    assert found == Record("1", metadata, {"id": 1}, {"id": 1}, operation="update")
+
+
+UNAVAILABLE = "__debezium_unavailable_value"
+UNTOUCHED: dict[str, Any] = {
+    "text": UNAVAILABLE,
+    "bytea": "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",
+    "hstore": f'{{"{UNAVAILABLE}":"{UNAVAILABLE}"}}',
+    "map": {UNAVAILABLE: UNAVAILABLE},
+    "words, many": [UNAVAILABLE],
+    "numbers": list(UNAVAILABLE.encode()),
+}
+"""Values that an update did not touch, by type."""
+
+
+@pytest.mark.parametrize("wrap", [lambda change: {"payload": change}, dict, lambda change: json.dumps(change).encode()])
+def test_what_an_update_did_not_touch_is_left_out(wrap: Callable[[Any], Any]) -> None:
+    """Debezium has another value in its place, which would take the place of the stored one."""
+    change = {**CHANGE, "op": "u", "after": {"id": 1, **UNTOUCHED, "n": None}}
+    found = unwrapped("unwrap.debezium", Record("1", {"m": "x"}, wrap(change)))
+    assert (found.operation, found.after) == ("update", {"id": 1, "n": None})
+    assert found.metadata == {"m": "x", UNCHANGED_TOAST: 'text,bytea,hstore,map,"words, many",numbers'}
+    assert unchanged_fields(found) == list(UNTOUCHED)
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_a_create_without_a_value_is_a_nack(name: str) -> None:
+    """Debezium writes one, behind a delete, for an update of a key that did not touch a large value."""
+    found = debezium(after={"id": 1, name: UNTOUCHED[name]})
+    assert isinstance(found, Nack) and found.code == "unwrap.unavailable" and name in found.message
+
+
+@pytest.mark.parametrize("key", [None, b'{"payload": {"id": 1}}'])
+def test_a_truncate_is_a_delete_of_all_rows(key: Any) -> None:
+    change = {"before": None, "after": None, "source": {"table": "t"}, "op": "t", "ts_ms": 1}
+    found = unwrapped("unwrap.debezium", Record("1", {}, {"payload": change}, key))
+    assert is_truncate(found)
+    assert found.metadata == {"opencdc.readAt": "1000000", "table": "t", "postgres.truncate": "true"}
+
+
 def test_a_text_is_raw_data() -> None:
     assert debezium(after="text").after == b"text"
 
@@ -104,8 +203,8 @@ def test_a_field_within_the_payload(name: str) -> None:
         make(name, {"field": ".Metadata." if name == "unwrap.opencdc" else ".Metadata.x"})
 
 
-VALUE = st.sampled_from(
-    [None, True, 0, 2**70, 1.5, "", "x", "MQ==", "no base64!", {}, {"id": 1}, {"a": {"b": None}}, [1]]
+VALUE = st.sampled_from([None, True, 0, 2**70, 1.5, "", "x", "u", "t", "MQ==", "no base64!"]) | st.sampled_from(
+    [{}, {"id": 1}, {"a": {"b": None}}, [1], UNTOUCHED]
 )
 PART = {
     "unwrap.debezium": ("before", "after", "source", "op", "ts_ms", "transaction"),
@@ -131,7 +230,7 @@ def wrapped(draw: Any) -> tuple[str, list[Record]]:
             level.update(draw(st.dictionaries(st.sampled_from(PART[name]), VALUE, max_size=2)))
             for gone in draw(st.lists(st.sampled_from([*PART[name], "payload"]), max_size=1)):
                 level.pop(gone, None)
-        after = draw(st.sampled_from([outer, outer, outer, json.dumps(outer).encode(), None]))
+        after = draw(st.sampled_from([outer, outer, outer, json.dumps(outer).encode(), outer.get("payload")]))
         records.append(Record(i, {"m": "x"}, after, draw(KEYS), {"old": 1}))
     return name, records
 

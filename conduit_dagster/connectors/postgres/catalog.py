@@ -20,7 +20,7 @@ from conduit_dagster.connectors.postgres.settings import (
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.whole_numbers import FloatBits
 
-Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "hstore", "text"]
+Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "hstore", "time", "text"]
 
 _QUERY = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(b.typname, t.typname),
@@ -41,6 +41,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("int2", "int4", "int8"), "integer"),
     **dict.fromkeys(("float4", "float8", "numeric"), "number"),
     **dict.fromkeys(("json", "jsonb"), "json"),
+    **dict.fromkeys(("date", "time", "timetz", "timestamp", "timestamptz", "interval"), "time"),
     "bool": "boolean",
     "bytea": "bytea",
     "hstore": "hstore",

@@ -8,8 +8,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from conduit_dagster.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres import pgoutput
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.row_values import Decode, ReadRow, row_reader, text
 from conduit_dagster.connectors.postgres.settings import TableName, table_text

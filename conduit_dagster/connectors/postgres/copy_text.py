@@ -94,19 +94,37 @@ def _text(value: Any, column: Column) -> str:
 
 
 def _misfit(value: Any, column: Column) -> CellError:
-    kind = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(value), f"a {type(value).__name__}")
-    return CellError("type", f"{kind} does not fit the column {column.name} ({column.type})")
+    kind = _SHOWN.get(type(value), f"a {type(value).__name__}")
+    hint = ": make it text before, as RFC 3339" if kind == "a number" and column.kind == "time" else ""
+    return CellError("type", f"{kind} does not fit the column {column.name} ({column.type}){hint}")
+
+
+_SHOWN = {dict: "an object", list: "a list", bool: "a boolean", **dict.fromkeys((int, float, Decimal), "a number")}
 
 
 def _boolean(value: bool, column: Column) -> str:
-    if column.kind in ("integer", "number"):
+    if column.kind in ("integer", "number", "time"):
         raise _misfit(value, column)
     return _BOOLEANS[value]
 
 
 def _integer(value: int, column: Column) -> str:
+    _check_no_time(value, column)
     _check_whole((value,), column)
     return repr(value)
+
+
+def _check_no_time(number: float | Decimal, column: Column) -> None:
+    """Raise ``CellError`` for a column of times: PostgreSQL would read 120000, which may be two minutes in
+    milliseconds, as 12:00:00.
+    """
+    if column.kind == "time":
+        raise _misfit(number, column)
+
+
+def _decimal(value: Decimal, column: Column) -> str:
+    _check_no_time(value, column)
+    return str(value)
 
 
 def _number(value: float) -> str:
@@ -115,6 +133,7 @@ def _number(value: float) -> str:
 
 
 def _float(value: float, column: Column) -> str:
+    _check_no_time(value, column)
     if column.kind != "integer":
         return _number(value)
     if not value.is_integer():
@@ -146,7 +165,7 @@ _RENDER: dict[type, Callable[[Any, Column], str]] = {
     dict: _nested,
     list: _nested,
     tuple: _nested,
-    Decimal: lambda value, _: str(value),
+    Decimal: _decimal,
     UUID: lambda value, _: str(value),
     **dict.fromkeys((datetime, date, time), lambda value, _: value.isoformat()),
 }

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from conduit_dagster.change_marks import is_truncate
 from conduit_dagster.connectors.postgres.catalog import Column
-from conduit_dagster.connectors.postgres.change_marks import is_truncate
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, DocumentShape, documents
 from conduit_dagster.connectors.postgres.copy_text import column_cells, copy_lines
 from conduit_dagster.connectors.postgres.keyed_rows import KeyedRow, KeyedRows, with_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.postgres.change_marks import unchanged_fields
+from conduit_dagster.change_marks import unchanged_fields
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, key_document
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.connectors.postgres.sqlstates import CellError

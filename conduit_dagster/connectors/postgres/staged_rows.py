@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
+from conduit_dagster.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Operation, Record
 from conduit_dagster.recovery.errors import FatalError

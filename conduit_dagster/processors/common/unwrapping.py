@@ -76,20 +76,24 @@ def document_in(record: Record, field: Reference, code: str = INVALID) -> Docume
 
 def unwrapped_key(key: Data) -> Data:
     """Return the ``payload`` of a Kafka Connect key; any other key unchanged."""
-    document: Any = key
-    if isinstance(key, bytes):
-        if key[:1] in _PLAIN_KEY:
-            return key  # most keys: faster than a failed JSON decode
-        try:
-            document = decode_json(key)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return key
+    document = document_key(key)
     if not isinstance(document, dict) or "payload" not in document:
         return key
     payload: Any = document["payload"]
     if payload is None or isinstance(payload, dict):
         return payload
     return text_of(payload).encode()
+
+
+def document_key(key: Data) -> Data:
+    """Return the document that a raw key is as JSON; any other key unchanged."""
+    if not isinstance(key, bytes) or key[:1] in _PLAIN_KEY:
+        return key  # most keys: faster than a failed JSON decode
+    try:
+        document = decode_json(key)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return key
+    return document if isinstance(document, dict) else key
 
 
 def text_of(value: Any) -> str:

@@ -17,8 +17,8 @@ from engine.edits.tables import MakeTable, Table
 from lab.scripted import Script, scripted
 from lab.support import Crashes, Lab, destination, processor, source
 
+from conduit_dagster.change_marks import UNCHANGED_TOAST
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.postgres.change_marks import UNCHANGED_TOAST
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder, kept
 from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError

@@ -1,4 +1,4 @@
-"""Metadata keys that mark truncates and partial updates in change records."""
+"""Metadata keys that mark truncates and partial updates in change records, whoever makes or applies them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from conduit_dagster.connectors.postgres.settings import in_quotes
 from conduit_dagster.record import Record
 
 TRUNCATE: Final = "postgres.truncate"
@@ -19,13 +18,16 @@ _NAME: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,]+))\s*(?:,|$)')
 
 
 def is_truncate(record: Record) -> bool:
-    """Return whether the record is a truncate: a ``delete`` of all rows of its table."""
+    """Return whether the record is a truncate: a ``delete`` of all rows of its table.
+
+    A processor of a field within the payload may have made an empty document of none.
+    """
     return (
         record.operation == "delete"
         and record.metadata.get(TRUNCATE) == "true"
-        and record.key is None
-        and record.before is None
-        and record.after is None
+        and not record.key
+        and not record.before
+        and not record.after
     )
 
 
@@ -40,6 +42,9 @@ def unchanged_fields(record: Record) -> list[str]:
 
 def unchanged_text(names: Sequence[str]) -> str:
     """Return the value of ``UNCHANGED_TOAST`` for these columns."""
-    return ",".join(
-        in_quotes(name) if "," in name or name.startswith('"') or name != name.strip() else name for name in names
-    )
+    return ",".join(map(_listed, names))
+
+
+def _listed(name: str) -> str:
+    needs_quotes = "," in name or name.startswith('"') or name != name.strip()
+    return '"' + name.replace('"', '""') + '"' if needs_quotes else name
