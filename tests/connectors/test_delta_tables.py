@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.delta.destination import DeltaDestinationSettings
 from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "columns.md").read_text(encoding="utf-8")
 
 
 def test_tasks_that_race_for_a_new_table_make_one(tmp_path: Path) -> None:
@@ -100,6 +103,17 @@ def test_columns_that_a_table_lacks_are_fatal_before_anything_is_read(tmp_path: 
     assert "i:int64" in raised.value.message
     make(tmp_path).check()
     assert set(refusals(make(tmp_path), {"i": 1}, {"i": "x"})) == {0}
+
+
+def test_a_column_is_added_as_the_page_says(tmp_path: Path) -> None:
+    [typed] = re.findall(r'python -c "(.*add_columns.*)"', PAGE)
+    make(tmp_path).publish(stage(make(tmp_path), 1, [numbers(1)]))
+    assert refusals(make(tmp_path), {"i": 2, "channel": "web"}).keys() == {0}
+    exec(typed.replace("./lake/orders", str(tmp_path / "table")))
+    destination = make(tmp_path, columns="i:long, channel:string")
+    destination.check()
+    destination.publish(stage(destination, 2, [[{"i": 2, "channel": "web"}]]))
+    assert sorted(row["channel"] or "" for row in queried(tmp_path / "table")) == ["", "web"]
 
 
 @pytest.mark.parametrize("why", ["partitioned", "constraints", "features", "required"])

@@ -103,7 +103,8 @@ class DeltaDestination(ColumnsDestination):
                 f"the Delta table {self.address} is there without the columns {', '.join(wrong)}",
                 code="delta.columns_differ",
                 place=self.address,
-                fix="leave the setting columns out to take the table as it is, or name another table",
+                fix="add them to the table (docs/columns.md, A new field), leave the setting columns out to take the "
+                "table as it is, or name another table",
             )
 
     def staging(self, default: str) -> str:

@@ -263,9 +263,8 @@ def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
         return with_replay(lock.bound, order)
     except ValueError as error:
         message = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise refused(
-            "usage.edit", f"--set can't be followed: {message}", "--set '.Payload.After.field=EXPRESSION'"
-        ) from None
+        fix = """--set '.Payload.After.field=EXPRESSION', text in quotes: --set '.Payload.After.day="2024-02-01"'"""
+        raise refused("usage.edit", f"--set can't be followed: {message}", fix) from None
 
 
 def _names(lock: PipelineLock) -> dict[str, str]:
