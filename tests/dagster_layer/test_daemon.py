@@ -98,11 +98,11 @@ class Plant:
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     plant = Plant(tmp_path_factory.mktemp("plant"))
-    plant.write("thrice", records=100_000, rate=20, fault='fail-on: read, after: "120", times: "3"')
-    plant.write("killed", records=100_000, rate=20)
-    plant.write("ended", records=100_000, rate=20)
+    plant.write("thrice", records=100_000, rate=5, fault='fail-on: read, after: "30", times: "3"')
+    plant.write("killed", records=100_000, rate=5)
+    plant.write("ended", records=100_000, rate=5)
     plant.write("patient", delay="30m", fault="fail-on: read, times: always")
-    plant.write("asleep", delay="25s", records=100_000, rate=20, fault="fail-on: read, times: once")
+    plant.write("asleep", delay="12s", records=100_000, rate=5, fault="fail-on: read, times: once")
     plant.daemon.start()
     yield plant
     for name in (*STEADY, "ended", "patient"):
@@ -117,7 +117,7 @@ def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
     plant.wait(lambda: plant.recovery("asleep").restart_at_ns, "a restart is pending")
     plant.daemon.kill()
     plant.daemon.start()
-    plant.wait_for("asleep", 200)
+    plant.wait_for("asleep", 50)
     told = plant.events("asleep")
     (due,) = [event["detail"]["restart_at_ns"] for event in told if event["event"] == "waiting"]
     (begun,) = [event["at_ns"] for event in told if event["event"] == "restarted"]
@@ -126,7 +126,7 @@ def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
 
 
 def test_b01_b12_three_failures_three_restarts_no_record_lost(plant: Plant) -> None:
-    plant.wait_for("thrice", 200)
+    plant.wait_for("thrice", 50)
     assert plant.is_whole("thrice")
     plant.wait(lambda: "recovered" in plant.names("thrice"), "thrice recovered")
     again = ["failed", "waiting", "restarted"]
@@ -143,17 +143,17 @@ def test_b01_b12_three_failures_three_restarts_no_record_lost(plant: Plant) -> N
 
 
 def test_a_worker_that_was_killed_is_found_and_replaced(plant: Plant) -> None:
-    plant.wait_for("killed", 20)
+    plant.wait_for("killed", 5)
     owner = plant.row("killed")["owner"]
     os.kill(owner["pid"], signal.SIGKILL)
     plant.wait(lambda: "restarted" in plant.names("killed"), "it was restarted")
     seen = len(plant.ids("killed"))
-    plant.wait_for("killed", seen + 20)
+    plant.wait_for("killed", seen + 5)
     assert plant.is_whole("killed")
 
 
 def test_b09_a_run_that_a_user_terminates_stays_ended(plant: Plant) -> None:
-    plant.wait_for("ended", 20)
+    plant.wait_for("ended", 5)
     owner = plant.row("ended")["owner"]
     with plant.daemon.storage() as storage:
         (run,) = storage.get_runs(dg.RunsFilter(job_name="ended", statuses=[dg.DagsterRunStatus.STARTED]))
@@ -178,7 +178,7 @@ def test_b10_a_stop_during_backoff_wins_and_a_start_ends_it(plant: Plant) -> Non
 def test_the_shared_server_killed_under_three_pipelines_is_replaced(plant: Plant) -> None:
     files = ServerFiles(plant.root / ".conduit")
     for name in STEADY:
-        plant.wait_for(name, 20)
+        plant.wait_for(name, 5)
     first = files.read()
     assert first is not None
     assert {session["pid"] for session in files.sessions()} >= {plant.row(name)["owner"]["pid"] for name in STEADY}
@@ -188,7 +188,7 @@ def test_the_shared_server_killed_under_three_pipelines_is_replaced(plant: Plant
         plant.wait(lambda name=name: plant.names(name).count("restarted") > before[name], f"{name} was restarted")
     seen = {name: len(plant.ids(name)) for name in STEADY}
     for name in STEADY:
-        plant.wait_for(name, seen[name] + 20)
+        plant.wait_for(name, seen[name] + 5)
         assert plant.is_whole(name)
         failed = [event["detail"]["code"] for event in plant.events(name) if event["event"] == "failed"]
         assert failed[-1].startswith("spark."), failed
