@@ -199,7 +199,7 @@ class ColumnsWriter(Writer):
 
     def _refusal(self, record: Record) -> Nack | None:
         if record.operation not in _APPENDED:
-            why = f"the table is only appended to, and this record is a {record.operation}"
+            why = f"rows are only appended, and this record's operation is {record.operation}: set .Operation to create"
             return self._nack("append_only", why)
         if isinstance(record.after, dict):
             return None
