@@ -38,7 +38,7 @@ _TYPES = (
 
 def made_tables() -> list[Table]:
     """Tables whose columns stay; one has a column of each type, one large values that Debezium does not get."""
-    kinds = {f"c{place}": kind for place, kind in enumerate(_TYPES)}
+    kinds = {"data": "bytea", **{f"c{place}": kind for place, kind in enumerate(_TYPES)}}
     typed = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     literals = {name: LITERALS[kind] for name, kind in kinds.items()}
     found = [Table("public.kinds", f"(id bigint PRIMARY KEY, {typed})", literals)]
