@@ -153,6 +153,8 @@ def test_raw_data_has_no_fields(text: str) -> None:
         ("after.missing.upper()", r"upper\(\) needs text, got nothing"),
         ("after.missing > 3", "NoneType"),
         ("int(after.missing)", "needs a number or text"),
+        ("int(key)", r"got raw data: str\(\) makes text of it"),
+        ("key.split(',')", r"got raw data: str\(\) makes text of it"),
         ("1 / 0", "division by zero"),
         ("float('nan')", "not a JSON number"),
         ("1e308 * 10.0", "not a JSON number"),

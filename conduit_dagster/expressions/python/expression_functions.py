@@ -27,15 +27,20 @@ def text(value: Any) -> str:
 def integer(value: Any) -> int:
     """Return ``int(value)`` of a number or text. Python itself refuses text of more than 4,300 digits."""
     if value.__class__ not in (int, float, bool, str):
-        raise EvaluationError(f"int() needs a number or text, got {kind(value)}")
+        raise EvaluationError(f"int() needs a number or text, {_got(value)}")
     return int(value)
 
 
 def floating(value: Any) -> float:
     """Return ``float(value)``, never NaN or infinite: JSON has neither."""
     if value.__class__ not in (int, float, bool, str):
-        raise EvaluationError(f"float() needs a number or text, got {kind(value)}")
+        raise EvaluationError(f"float() needs a number or text, {_got(value)}")
     return _finite(float(value))
+
+
+def _got(value: Any) -> str:
+    hint = ": str() makes text of it" if value.__class__ is bytes else ""
+    return f"got {kind(value)}{hint}"
 
 
 def _finite(value: float) -> float:
@@ -178,7 +183,7 @@ class Method(NamedTuple):
 def _of(kind_wanted: type, wanted: str, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
     def call(value: Any, *arguments: Any) -> Any:
         if value.__class__ is not kind_wanted:
-            raise EvaluationError(f"{name}() needs {wanted}, got {kind(value)}")
+            raise EvaluationError(f"{name}() needs {wanted}, {_got(value)}")
         return native(value, *arguments)
 
     return call

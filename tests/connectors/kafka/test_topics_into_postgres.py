@@ -1,4 +1,4 @@
-"""Topics that Debezium wrote, into PostgreSQL with the pipeline of docs/from-kafka-connect.md: the same rows in both.
+"""Topics into PostgreSQL, by the pipelines of the pages: what Debezium wrote, and a compacted topic.
 
 Debezium's embedded engine reads a random history of tables; its events are written to topics as Kafka Connect does,
 with the schemas in each message and without.
@@ -25,10 +25,19 @@ from lab.support import Lab
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
-PAGE = (Path(__file__).parents[3] / "docs" / "from-kafka-connect.md").read_text(encoding="utf-8")
+_DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (_DOCS / "from-kafka-connect.md").read_text(encoding="utf-8")
+KAFKA_PAGE = (_DOCS / "connectors" / "kafka.md").read_text(encoding="utf-8")
 SETTINGS = dict(re.findall(r"^    ([a-z.]+)=(.*)$", PAGE, re.MULTILINE))
 """What the page sets in Debezium."""
-[PIPELINE] = re.findall(r"```yaml\n(version.*?id: shop\n.*?)```", PAGE, re.DOTALL)
+
+
+def pipeline(page: str, name: str) -> str:
+    """The text of a pipeline on a page."""
+    [found] = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if f"id: {name}\n" in text]
+    return found
+
+
 _NAMES = ("public.large", "public.whole", "public.pair", 'other."T x"')
 _TYPES = (
     "smallint", "bigint", "numeric", "numeric(12,3)", "real", "boolean", "text", "varchar(40)", "date", "time",
@@ -85,6 +94,14 @@ def rows(url: str, names: Sequence[str]) -> dict[str, list[str]]:
         }
 
 
+def ran(folder: Path, spark: SparkSession, name: str, text: str) -> None:
+    """Run a pipeline of this text, without a nack."""
+    (folder / "pipelines").mkdir(exist_ok=True)
+    (folder / "pipelines" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    result = Lab(folder, spark).run(name)
+    assert result.error is None and not result.progress.nacked, result
+
+
 @pytest.mark.parametrize("with_schemas", [True, False], ids=["schemas", "plain"])
 def test_the_tables_are_the_same(
     with_schemas: bool,
@@ -109,13 +126,31 @@ def test_the_tables_are_the_same(
             events += engine.until(is_mark)
     operations = {event.payload["op"] for event in events if event.value}
     assert operations >= {"r", "c", "u", "d", "t"}
+    monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
+    monkeypatch.setenv("DATABASE_URL", target)
     kafka_server.send(topic, messages([event for event in events if not is_mark(event)], with_schemas))
-    lab = Lab(tmp_path, spark)
-    for name, value in (("KAFKA_SERVERS", kafka_server.servers), ("DATABASE_URL", target)):
-        monkeypatch.setenv(name, value)
-    (lab.root / "pipelines").mkdir()
-    (lab.root / "pipelines" / "shop.yaml").write_text(PIPELINE.replace("^shop[.].*", topic), encoding="utf-8")
-    result = lab.run("shop")
-    assert result.error is None and not result.progress.nacked, result
+    ran(tmp_path, spark, "shop", pipeline(PAGE, "shop").replace("^shop[.].*", topic))
     names = [table.name for table in history.tables]
     assert rows(target, names) == rows(origin, names)
+
+
+def test_a_compacted_topic_is_a_table(
+    postgres_server: PostgresServer,
+    kafka_server: KafkaServer,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, topic = postgres_server.create_database(), kafka_server.topic(2, **{"cleanup.policy": "compact"})
+    monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
+    monkeypatch.setenv("DATABASE_URL", url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
+    text = pipeline(KAFKA_PAGE, "users").replace("topics: users", f"topics: {topic}")
+    kafka_server.send(topic, [(b"%d" % i, b'{"id": %d, "name": "n%d"}' % (i, i)) for i in range(6)])
+    kafka_server.send(topic, [(b"2", b'{"id": 2, "name": "two"}'), (b"3", None), (b"77", None)])
+    ran(tmp_path, spark, "users", text)
+    assert rows(url, ["users"]) == {"users": ["(0,n0)", "(1,n1)", "(2,two)", "(4,n4)", "(5,n5)"]}
+    kafka_server.send(topic, [(b"3", b'{"id": 3, "name": "again"}'), (b"0", None)])
+    ran(tmp_path, spark, "users", text)
+    assert rows(url, ["users"]) == {"users": ["(1,n1)", "(2,two)", "(3,again)", "(4,n4)", "(5,n5)"]}
