@@ -85,6 +85,8 @@ _KINDS: dict[type, str] = {
 
 
 PARTS = frozenset({"after", "before", "key", "metadata", "operation", "position"})
+RAW_PARTS = frozenset({"after", "before", "key"})
+"""Parts that may be raw data."""
 
 
 def reads_key(names: frozenset[str]) -> bool:

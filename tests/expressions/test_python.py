@@ -146,6 +146,29 @@ def test_raw_data_has_no_fields(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "key == '5'",
+        "'5' != key",
+        "key in ['5']",
+        "'5' in key",
+        "key < '6'",
+        "0 < key",
+        "[x for x in ['5'] if x == key]",
+    ],
+)
+def test_raw_data_is_not_compared(text: str) -> None:
+    """It equals no text: a condition would be the same for every record."""
+    raw, none = Record(1, {}, None, b"5"), Record(1, {}, None, {"id": 5})
+    with pytest.raises(EvaluationError, match=r"^key is raw data, which equals nothing: compare str\(key\)"):
+        compile_expression(text, CLOCK)(raw)
+    assert compile_condition("str(key) == '5'", CLOCK)(raw) is True
+    assert compile_condition("key == {'id': 5}", CLOCK)(none) is True
+    for empty in ("key is None", "key == None", "None == key"):
+        assert compile_condition(empty, CLOCK)(raw) is False
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("after.name.x", "text and has no field 'x'"),

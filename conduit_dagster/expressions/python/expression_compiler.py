@@ -9,7 +9,7 @@ from typing import Any, cast
 from RestrictedPython.transformer import RestrictingNodeTransformer
 
 from conduit_dagster.expressions import limits
-from conduit_dagster.expressions.compiled import PARTS, Clock, Compiled, ExpressionError, compiled
+from conduit_dagster.expressions.compiled import PARTS, RAW_PARTS, Clock, Compiled, ExpressionError, compiled
 from conduit_dagster.expressions.limits import MakingBudget, measured, weighed
 from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText
 from conduit_dagster.expressions.python.expression_code import code_of
@@ -119,8 +119,11 @@ class Guard(ast.NodeTransformer):
         return self._paid(node, made, making=is_sum and not safe and node not in self._inner_sums)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """Guard a comparison: inside a loop, only scalars may be compared."""
-        operands = [self.guarded(operand) for operand in (node.left, *node.comparators)]
+        """Guard a comparison: raw data is not compared, and inside a loop only scalars are."""
+        sides = (node.left, *node.comparators)
+        operands = [self.guarded(side) for side in sides]
+        if not any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+            operands = [_compared(*pair) for pair in zip(sides, operands, strict=True)]
         if self._loop is not None:
             searched = [False, *(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)]
             operands = [o if s else _call("scalar", o) for o, s in zip(operands, searched, strict=True)]
@@ -299,6 +302,11 @@ class Bind(ast.NodeTransformer):
         kind = ast.Attribute(value, "__class__", ast.Load())
         plain = ast.Compare(kind, [ast.In()], [ast.Name("types_as_they_are", ast.Load())])
         return ast.IfExp(ast.BoolOp(ast.Or(), [finite, plain]), value, _call("json_value", value))
+
+
+def _compared(side: ast.expr, operand: ast.expr) -> ast.expr:
+    name = side.id if isinstance(side, ast.Name) else ""
+    return _call(f"compared_{name}", operand) if name in RAW_PARTS else operand
 
 
 def _is_a(node: ast.expr, kind: str) -> ast.expr:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from conduit_dagster.expressions import limits
-from conduit_dagster.expressions.compiled import PARTS, EvaluationError, kind
+from conduit_dagster.expressions.compiled import PARTS, RAW_PARTS, EvaluationError, kind
 from conduit_dagster.expressions.limits import CONTAINERS, measure
 
 _NUMBERS = frozenset({int, float, bool})
@@ -58,6 +58,20 @@ def item_of(part: str) -> Callable[[Any, Any], Any]:
         return _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field(part, value, key)
 
     return get
+
+
+def compared(part: str) -> Callable[[Any], Any]:
+    """Return a function that passes a part of the record to a comparison.
+
+    Raw data equals no text and no number: a condition on it would be the same for every record, as Go templates refuse.
+    """
+
+    def check(value: Any) -> Any:
+        if value.__class__ is bytes:
+            raise EvaluationError(f"{part} is raw data, which equals nothing: compare str({part}), or decode it before")
+        return value
+
+    return check
 
 
 def add(left: Any, right: Any) -> Any:
@@ -171,5 +185,6 @@ GUARDS: dict[str, Any] = {
     "scalar": scalar,
     **{f"field_of_{part}": field_of(part) for part in PARTS},
     **{f"item_of_{part}": item_of(part) for part in PARTS},
+    **{f"compared_{part}": compared(part) for part in RAW_PARTS},
 }
 """Names that generated code may use, besides functions and methods."""
