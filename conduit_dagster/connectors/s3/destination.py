@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import time
 from typing import Any, Final
 
@@ -38,8 +37,8 @@ class S3Destination(StagedDestination):
 
     @property
     def address(self) -> str:
-        """URL of the folder, whose objects may have other writers too."""
-        return posixpath.join(self._bucket.url, self.settings.prefix.strip("/"))
+        """URL of the folder, whose objects may have other writers too. ``/a`` is another folder than ``a`` in S3."""
+        return f"{self._bucket.url}/{self.settings.folder}".removesuffix("/")
 
     @property
     def hashes_at(self) -> str | None:
@@ -49,7 +48,7 @@ class S3Destination(StagedDestination):
     @property
     def objects_written(self) -> tuple[str, str]:
         """The store with the bucket, and how the keys begin, for the check of a pipeline that reads what it writes."""
-        return self.settings.place, posixpath.join(self.settings.prefix, "") if self.settings.prefix else ""
+        return self.settings.place, self.settings.folder
 
     def check(self) -> None:
         """Raise if the bucket can't be listed."""
@@ -87,4 +86,4 @@ class S3Destination(StagedDestination):
 
     def _key(self, delivery: Delivery) -> str:
         name = f"{delivery.target['time']}-{delivery.hash[:_SHOWN]}.{delivery.target['format']}"
-        return posixpath.join(self.settings.prefix, name) if self.settings.prefix else name
+        return f"{self.settings.folder}{name}"

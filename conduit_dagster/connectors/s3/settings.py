@@ -76,3 +76,8 @@ class S3DestinationSettings(S3Settings):
     """The folder of the objects, without a slash at its end. Empty: the top of the bucket."""
     format: Literal["json", "parquet"]
     """`json`: a line per record; `parquet`: a row per record. Both have Conduit's columns."""
+
+    @property
+    def folder(self) -> str:
+        """How the keys of the objects begin: the prefix with a slash at its end."""
+        return self.prefix if self.prefix.endswith("/") or not self.prefix else f"{self.prefix}/"

@@ -85,19 +85,23 @@ def test_a_store_that_is_away_is_an_outage(lab: Lab, s3: S3Lab) -> None:
     assert written(s3) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("setting", ["prefix", "aws.endpoint"])
+@pytest.mark.parametrize("setting", ["prefix", "slash", "aws.endpoint"])
 def test_another_place_under_a_published_step_is_refused(lab: Lab, s3: S3Lab, setting: str) -> None:
     """The step would not be found there, and its records would be written once more."""
-    other = {"prefix": f"{s3.prefix}/other", "aws.endpoint": f"{s3.server.address}/"}[setting]
+    key, other = {
+        "prefix": ("prefix", f"{s3.prefix}/other"),
+        "slash": ("prefix", f"/{s3.prefix}/p"),
+        "aws.endpoint": ("aws.endpoint", f"{s3.server.address}/"),
+    }[setting]
     build(lab, s3)
     with crashing("mid-publish"):
         lab.run()
-    build(lab, s3, **{setting: other})
+    build(lab, s3, **{key: other})
     refused = lab.run()
     assert refused.error is not None and refused.error.code == "delivery.target_changed"
     build(lab, s3)
     assert lab.run().error is None
-    build(lab, s3, **{setting: other})
+    build(lab, s3, **{key: other})
     assert lab.run().error is None
     assert written(s3) + (written(s3, "other") if setting == "prefix" else []) == list(range(COUNT))
 

@@ -90,3 +90,13 @@ def test_lineage_tools_know_the_data_set(tmp_path: Path, prefix: str, name: str)
     assert source.dataset == Dataset("s3://lake", name)
     assert out.dataset == Dataset("s3://lake", name.rstrip("/") or "/")
     assert Dataset("s3://lake", name).uri == f"s3://lake/{name.removeprefix('/')}"
+
+
+def test_the_address_of_a_destination_tells_every_two_folders_apart(tmp_path: Path) -> None:
+    """By it a run knows that the object of a published step is not to be looked for in another folder."""
+    context, folders = ConnectorContext("p", "x", str(tmp_path), Clock(7)), dict[str, set[str]]()
+    for prefix in ("", "/", "a", "a/", "/a", "//a", "a//", "/a/"):
+        settings = S3DestinationSettings.model_validate({**CONDUITS, "prefix": prefix, "format": "json"})
+        out = S3Destination(settings, context)
+        folders.setdefault(out.address, set()).add(out.objects_written[1])
+    assert [*folders.values()] == [{""}, {"/"}, {"a/"}, {"/a/"}, {"//a/"}, {"a//"}]
