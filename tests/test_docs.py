@@ -45,7 +45,7 @@ PROJECT = {"alerts", "lineage", "spark", "state"}
 """Keys of blocks of ``conduit.yaml``; others without ``pipelines`` are of a pipeline."""
 OWN_PLUGINS = {"plugins.md", "writing-a-connector.md", "writing-a-processor.md"}
 """Pages whose pipelines use plugins of the page."""
-SERVERS = {"KAFKA_SERVERS": "broker:9092", "ALERT_WEBHOOK": "https://hooks.example.org/x"}
+SERVERS = {"KAFKA_SERVERS": "broker:9092", "ALERT_WEBHOOK": "https://hooks.example.org/x", "BUCKET": "lake"}
 """Values of variables that are no URL of a database."""
 
 

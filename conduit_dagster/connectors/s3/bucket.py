@@ -77,10 +77,18 @@ class Bucket:
         """Yield the client. Raises ``TransientError`` for errors inside: buckets and rights may come back."""
         url = f"{self.url}/{key}" if key else self.url
         try:
-            yield client_for(self._settings.login)
+            yield self._client(f"can't {doing} {url}")
         except (BotoCoreError, ClientError) as error:
             client_for.cache_clear()  # credentials are looked up again: they may be rotated
             raise self._explained(store_error(translate_boto_error(error), url), f"can't {doing} {url}") from error
+
+    def _client(self, doing: str) -> Any:
+        try:
+            return client_for(self._settings.login)
+        except ValueError as error:  # no error of the client's own; settings are checked, the environment is not
+            found = from_os_error(store_error(error, self.url), doing)
+            found.fix = "correct AWS_ENDPOINT_URL and AWS_DEFAULT_REGION, or set aws.endpoint and aws.region"
+            raise found from error
 
     def _explained(self, error: OSError, doing: str) -> TransientError:
         """Return the error with the settings to look at, where they are set."""

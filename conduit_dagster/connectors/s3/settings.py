@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Final, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.sdk import ConnectorSettings
+
+_BUCKET: Final = re.compile(r"[^\s/]+|arn:\S+")
+_LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?|[0-9a-f:.]+")
+"""A name, or an address of IPv6: AWS's client takes no other."""
+_NO_SPACE: Final = r"^\S*$"
 
 
 class Login(NamedTuple):
@@ -28,11 +36,11 @@ class S3Settings(ConnectorSettings):
 
     bucket: str = Field(alias="aws.bucket", min_length=1)
     """The bucket. It must exist."""
-    access_key: str = Field("", alias="aws.accessKeyId")
+    access_key: str = Field("", alias="aws.accessKeyId", pattern=_NO_SPACE)
     """The access key. Empty: whatever else AWS's clients look up, such as the environment or a role (ours)."""
-    secret_key: str = Field("", alias="aws.secretAccessKey", repr=False)
+    secret_key: str = Field("", alias="aws.secretAccessKey", repr=False, pattern=_NO_SPACE)
     """The secret of ``aws.accessKeyId``."""
-    region: str = Field("", alias="aws.region")
+    region: str = Field("", alias="aws.region", pattern=_NO_SPACE)
     """The bucket's region. Empty: that of the environment (ours)."""
     endpoint: str = Field("", alias="aws.endpoint", pattern="^(https?://.+)?$")
     """The URL of another store than Amazon's that speaks S3 (ours). Empty: ``AWS_ENDPOINT_URL``, or Amazon's."""
@@ -47,11 +55,39 @@ class S3Settings(ConnectorSettings):
         """The settings that a client is made of."""
         return Login(self.region, self.endpoint, self.access_key, self.secret_key)
 
+    @field_validator("bucket")
+    @classmethod
+    def _one_bucket(cls, bucket: str) -> str:
+        if not _BUCKET.fullmatch(bucket):
+            raise refuse("this can't be the name of a bucket", fix="give its name alone: a path belongs into prefix")
+        return bucket
+
+    @field_validator("endpoint")
+    @classmethod
+    def _one_store(cls, endpoint: str) -> str:
+        """Refuse what AWS's client can't ask, and a login, which would be stored with the address."""
+        if endpoint and not _is_store(endpoint):
+            fix = (
+                "give http or https, a host of letters, digits, dots and hyphens, and its port; the login has settings"
+            )
+            raise refuse("this can't be the address of a store", fix=f"{fix} of its own")
+        return endpoint
+
     @model_validator(mode="after")
     def _pair(self) -> Self:
         if bool(self.access_key) != bool(self.secret_key):
             raise refuse("aws.accessKeyId and aws.secretAccessKey belong together", fix="give both, or none")
         return self
+
+
+def _is_store(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    is_known = port != 0 and "@" not in parts.netloc and not re.search(r"\s", url)
+    return is_known and _HOST.fullmatch(parts.hostname or "") is not None
 
 
 class S3SourceSettings(S3Settings):

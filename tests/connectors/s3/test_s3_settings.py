@@ -9,10 +9,12 @@ import pytest
 from lab.support import Lab
 from pydantic import ValidationError
 
+from conduit_dagster.connectors.s3.bucket import Bucket, client_for
 from conduit_dagster.connectors.s3.destination import S3Destination
 from conduit_dagster.connectors.s3.settings import S3DestinationSettings, S3SourceSettings
 from conduit_dagster.connectors.s3.source import S3Source
 from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import ConnectorContext, Dataset
 
 CONDUITS = {
@@ -65,7 +67,17 @@ def test_a_pipeline_that_reads_what_it_writes_is_warned_of(
         {"aws.bucket": ""},
         {"aws.secretAccessKey": ""},
         {"aws.accessKeyId": ""},
+        {"aws.bucket": "s3://lake"},
+        {"aws.bucket": "lake/orders"},
+        {"aws.region": "eu central"},
+        {"aws.accessKeyId": "key\n"},
+        {"aws.secretAccessKey": "zq-secret\n"},
         {"aws.endpoint": "minio:9000"},
+        {"aws.endpoint": "http://my_minio:9000"},
+        {"aws.endpoint": "http://minio:port"},
+        {"aws.endpoint": "http://minio:99999"},
+        {"aws.endpoint": "http://mi nio"},
+        {"aws.endpoint": "http://key:zq-secret@minio:9000"},
         {"pollingPeriod": "0s"},
         {"format": "csv"},
     ],
@@ -75,6 +87,31 @@ def test_what_can_not_be_meant_is_refused(more: dict[str, str]) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate({**CONDUITS, **more})
     assert "zq-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aws.endpoint": "http://[::1]:9000"},
+        {"aws.endpoint": "https://x.supabase.co/storage/v1/s3"},
+        {"aws.endpoint": "http://10.0.0.1"},
+        {"aws.endpoint": "http://MinIO.default.svc.:9000/"},
+        {"aws.bucket": "arn:aws:s3:eu-west-1:123456789012:accesspoint/mine"},
+        {"aws.bucket": "Old_Bucket.name"},
+        {"aws.region": ""},
+    ],
+)
+def test_what_the_client_takes_is_taken(more: dict[str, str]) -> None:
+    settings = S3SourceSettings.model_validate({**CONDUITS, **more})
+    assert client_for(settings.login) is not None
+
+
+def test_an_address_of_the_environment_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://my_minio:9000")
+    client_for.cache_clear()
+    with pytest.raises(TransientError, match="can't list s3://lake: Invalid endpoint: http://my_minio:9000") as caught:
+        Bucket(S3SourceSettings.model_validate(CONDUITS)).check()
+    assert "AWS_ENDPOINT_URL" in str(caught.value.fix)
 
 
 def test_the_secret_is_not_shown() -> None:
