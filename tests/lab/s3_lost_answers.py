@@ -15,6 +15,7 @@ from .http_server import QuietHandler, serving
 
 _LOST = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>we lost it</Message></Error>"
 _REFUSED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_UNKNOWN = b"<?xml version='1.0'?><Error><Code>NotImplemented</Code><Message>no such header</Message></Error>"
 _OWN = {"connection", "transfer-encoding", "content-length"}
 
 
@@ -22,6 +23,7 @@ class LossyProxy(ThreadingHTTPServer):
     """Passes requests on; the first answer to each request that ``loses`` names is an error instead."""
 
     daemon_threads = True
+    knows_conditions = True
 
     def __init__(self, address: str, loses: Callable[[str, str], bool]) -> None:
         """``loses``: whether the answer to a request with this method and path is lost."""
@@ -71,6 +73,9 @@ class _Forwards(QuietHandler):
         if self.server.refuses(self.command, self.path):
             self.answer(403, _REFUSED)
             return
+        if not self.server.knows_conditions and "If-None-Match" in self.headers:
+            self.answer(501, _UNKNOWN)
+            return
         behind = http.client.HTTPConnection(self.server.server_name_behind, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
         behind.request(self.command, self.path, body, headers)
@@ -100,4 +105,12 @@ def losing_answers(address: str, loses: Callable[[str, str], bool]) -> Generator
 def refusing_removals(address: str) -> Generator[str]:
     """Serve a proxy before the server at ``address`` that removes nothing; yield its address."""
     with serving(_KeepingProxy(address)) as proxy:
+        yield proxy.address
+
+
+@contextmanager
+def refusing_conditions(address: str) -> Generator[str]:
+    """Serve a proxy before the server at ``address`` that knows no conditions of a write; yield its address."""
+    with serving(LossyProxy(address, lambda method, path: False)) as proxy:
+        proxy.knows_conditions = False
         yield proxy.address

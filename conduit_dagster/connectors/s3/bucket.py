@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,9 @@ from conduit_dagster.store_files import store_error
 
 _PIECE: Final = 32 << 20
 """Size of the pieces of a large object in bytes. S3 takes 10,000 of them."""
+_THERE: Final = frozenset({"PreconditionFailed", "412"})
+_UNKNOWN: Final = "NotImplemented"
+"""What a store says that knows no conditions; others without them don't look."""
 _CLIENT: Final = Config(
     retries={"mode": "standard", "total_max_attempts": 4},
     connect_timeout=10,
@@ -132,10 +135,10 @@ class Bucket:
                 raise
             return found.get("Metadata", {})
 
-    def put(self, key: str, data: Iterable[bytes], options: Mapping[str, Any]) -> None:
+    def put(self, key: str, data: Iterable[bytes], options: Mapping[str, Any], is_new: bool = False) -> bool:
         """Write an object: all of it becomes visible at once, in place of one with its key.
 
-        ``options``: those of S3's request.
+        ``options``: those of S3's request; ``is_new``: whether one with its key stays instead. Returns False if it did.
         """
         pieces = _pieces(data)
         first = next(pieces, b"")
@@ -143,19 +146,38 @@ class Bucket:
         named = {"Bucket": self.name, "Key": key}
         with self._mapped("write", key) as client:
             if second is None:
-                client.put_object(**named, Body=first, **options)
-                return
+                return _finished(partial(client.put_object, **named, Body=first, **options), is_new)
             upload = {**named, "UploadId": client.create_multipart_upload(**named, **options)["UploadId"]}
+            is_written = False
             try:
                 parts = [
                     {"PartNumber": number, "ETag": client.upload_part(**upload, PartNumber=number, Body=piece)["ETag"]}
                     for number, piece in enumerate(chain((first, second), pieces), 1)
                 ]
-                client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
-            except BaseException:
-                with suppress(BotoCoreError, ClientError):
-                    client.abort_multipart_upload(**upload)
+                finish = partial(client.complete_multipart_upload, **upload, MultipartUpload={"Parts": parts})
+                is_written = _finished(finish, is_new)
+            finally:
+                if not is_written:
+                    with suppress(BotoCoreError, ClientError):
+                        client.abort_multipart_upload(**upload)
+            return is_written
+
+
+def _finished(request: Callable[..., Any], is_new: bool) -> bool:
+    """Send the request that makes an object visible; return False if there is one and it is to stay."""
+    if is_new:
+        try:
+            request(IfNoneMatch="*")
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code")
+            if code in _THERE:
+                return False
+            if code != _UNKNOWN:
                 raise
+        else:
+            return True
+    request()
+    return True
 
 
 def _pieces(data: Iterable[bytes]) -> Iterator[bytes]:

@@ -71,18 +71,22 @@ class S3Destination(StagedDestination):
         return marks is not None and marks.get(_MARK) == delivery.hash
 
     def publish(self, delivery: Delivery) -> Target:
-        """Write the object."""
+        """Write the object, unless it is there: who reads the bucket would take a repeat for a change."""
         if delivery.parts:
-            kind = delivery.target["format"]
-            data = joined_lines(delivery) if kind == "json" else joined_rows(delivery)
-            options: dict[str, Any] = {
-                "ContentType": _TYPES[kind],
-                "ContentDisposition": "attachment",
-                "Metadata": {_MARK: delivery.hash},
-            }
-            self._bucket.put(self._key(delivery), data, options)
+            if not self._put(delivery, is_new=True) and not self.holds(delivery):
+                self._put(delivery)
             reached("mid-publish", self.context.pipeline)
         return delivery.target
+
+    def _put(self, delivery: Delivery, is_new: bool = False) -> bool:
+        kind = delivery.target["format"]
+        data = joined_lines(delivery) if kind == "json" else joined_rows(delivery)
+        options: dict[str, Any] = {
+            "ContentType": _TYPES[kind],
+            "ContentDisposition": "attachment",
+            "Metadata": {_MARK: delivery.hash},
+        }
+        return self._bucket.put(self._key(delivery), data, options, is_new)
 
     def _key(self, delivery: Delivery) -> str:
         name = f"{delivery.target['time']}-{delivery.hash[:_SHOWN]}.{delivery.target['format']}"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lab.s3_lab import S3Lab, staged
+from lab.s3_lost_answers import refusing_conditions
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import DESTINATIONS
@@ -90,6 +91,33 @@ def test_a_repeat_writes_the_same_object(s3: S3Lab, kind: str) -> None:
     names, before = s3.names(), s3.content(s3.names()[0])
     s3.destination(kind).publish(delivery)
     assert s3.names() == names and s3.content(names[0]) == before
+
+
+@pytest.mark.parametrize("piece", [5 << 20, 32 << 20])
+def test_a_repeat_is_no_change_for_a_reader(s3: S3Lab, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """As by a process that was frozen before its upload, and wakes up after another one finished the step."""
+    if not s3.server.sets_times:
+        pytest.skip("this server sets no times")
+    monkeypatch.setattr(bucket, "_PIECE", piece)
+    destination = s3.destination()
+    delivery = staged(destination, 1, [Record("1", {}, {"i": 1, "x": "y" * (6 << 20)})])
+    destination.publish(delivery)
+    [name] = s3.names()
+    s3.server.set_time(f"{s3.prefix}/{name}", 1_000)
+    destination.publish(delivery)
+    assert [one.modified for one in s3.bucket.objects(s3.prefix)] == [1_000_000]
+    client = bucket.client_for(destination.settings.login)
+    assert not client.list_multipart_uploads(Bucket=s3.bucket.name, Prefix=s3.prefix).get("Uploads")
+    s3.put(name, b"of another writer")
+    destination.publish(delivery)
+    assert destination.holds(delivery) and s3.numbers() == [1]
+
+
+def test_a_store_that_knows_no_conditions(s3: S3Lab) -> None:
+    with refusing_conditions(s3.server.address) as address:
+        destination = s3.destination(**{"aws.endpoint": address})
+        destination.publish(staged(destination, 1, EVERY))
+    assert s3.rows() == ROWS
 
 
 def test_the_next_object_sorts_behind_whatever_the_clock_says(s3: S3Lab) -> None:
