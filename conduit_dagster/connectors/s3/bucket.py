@@ -24,6 +24,7 @@ _PIECE: Final = 32 << 20
 _THERE: Final = frozenset({"PreconditionFailed", "412"})
 _UNKNOWN: Final = "NotImplemented"
 """What a store says that knows no conditions; others without them don't look."""
+_ARCHIVED: Final = "InvalidObjectState"
 _CLIENT: Final = Config(
     retries={"mode": "standard", "total_max_attempts": 4},
     connect_timeout=10,
@@ -83,7 +84,10 @@ class Bucket:
             yield self._client(f"can't {doing} {url}")
         except (BotoCoreError, ClientError) as error:
             client_for.cache_clear()  # credentials are looked up again: they may be rotated
-            raise self._explained(store_error(translate_boto_error(error), url), f"can't {doing} {url}") from error
+            found = self._explained(store_error(translate_boto_error(error), url), f"can't {doing} {url}")
+            if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == _ARCHIVED:
+                found.fix = "restore the object, which is in an archive such as Glacier; or set prefix to leave it out"
+            raise found from error
 
     def _client(self, doing: str) -> Any:
         try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from http.server import ThreadingHTTPServer
+
 import pytest
+from lab.http_server import QuietHandler, serving
 from lab.s3_lab import S3Lab
 from lab.s3_reading import ALL, Reader, told
 
 from conduit_dagster.connectors import kept_lists
+from conduit_dagster.connectors.s3.bucket import Bucket
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, ReadOptions, ResumeState
 
 TEN = Limit(10, 10**12)
@@ -172,3 +177,18 @@ def test_the_prefix_is_the_beginning_of_keys(s3: S3Lab) -> None:
     for name in ("orders-1", "orders/2", "other"):
         s3.put(name, b"1")
     assert [key for _, key, _ in told(Reader(s3, prefix=f"{s3.prefix}/orders").step())] == ["orders-1", "2"]
+
+
+class _Archive(QuietHandler):
+    def respond(self) -> None:
+        self.answer(
+            403, b"<Error><Code>InvalidObjectState</Code><Message>not valid for the storage class</Message></Error>"
+        )
+
+
+def test_an_archived_object_is_no_matter_of_rights(s3: S3Lab) -> None:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Archive)) as server:
+        address = {"aws.endpoint": f"http://127.0.0.1:{server.server_port}"}
+        with pytest.raises(TransientError, match="not valid for the storage class") as caught:
+            Bucket(s3.source(**address).settings).read("a")
+    assert "restore the object" in str(caught.value.fix)
