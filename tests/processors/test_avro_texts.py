@@ -191,6 +191,11 @@ def test_a_default_of_bytes_is_no_base64(tmp_path: Path, kind: Any, default: Any
     assert encoded(tmp_path, schema, {}) == avro(schema_of(kind), {"v": written})
 
 
+def test_a_default_that_is_no_bytes_harms_no_record_that_has_the_field(tmp_path: Path) -> None:
+    schema = schema_of("bytes", default="\u20ac")
+    assert encoded(tmp_path, schema, {"v": "aGk="}) == avro(schema_of("bytes"), {"v": b"hi"})
+
+
 def test_a_type_that_is_named_again(tmp_path: Path) -> None:
     fields = [
         {"name": "a", "type": FIXED},

@@ -68,7 +68,9 @@ class _Texts:
         """Return a default with texts in place of its bytes: the schema has a character for each of these."""
         kind = self._kind(schema)
         if isinstance(value, str):
-            return _text_of(value.encode("latin-1"), kind) if kind["type"] in ("bytes", "fixed") else value
+            # a character beyond 255 is no byte: such a default stays as it is, and can't be written
+            is_bytes = kind["type"] in ("bytes", "fixed") and max(value, default="") <= "\xff"
+            return _text_of(value.encode("latin-1"), kind) if is_bytes else value
         if isinstance(value, list):
             return [self._default(kind["items"], one) for one in value]
         if not isinstance(value, dict):
