@@ -56,7 +56,8 @@ class AvroEncode(AvroProcessor):
     A payload or the key becomes raw data, a field within a document Base64 text. A document that does not fit the
     schema is nacked, and so is any other value; null stays null. As in Conduit, fields that the schema does not have
     are left out. An integer that `float` or `double` can't hold exactly is nacked, and so is a text that is no UUID
-    where the schema wants one; a fraction is rounded to `float`.
+    where the schema wants one; a fraction is rounded to `float`. Of several records in a union a document is the one
+    that has most of its fields, and it is nacked if it does not fit that one.
     With `autoRegister` fields are ordered by name, integers are `long`, and a null is a nullable string: records of one
     shape may give different schemas. A record whose schema the registry does not take, such as one that is incompatible
     with the subject's earlier ones, is nacked.
@@ -126,8 +127,8 @@ class AvroEncode(AvroProcessor):
             found = asking(registry.register, settings.auto_subject, text)
         else:
             found = asking(registry.by_subject, settings.subject, settings.version or 1)
-        schema = parsed(found.text)
-        return found.id, fastavro.parse_schema(with_texts(schema)), lossless(schema, {})
+        schema = with_texts(parsed(found.text))
+        return found.id, fastavro.parse_schema(schema), lossless(schema)
 
     def _inferred(self, document: Document) -> str:
         try:
@@ -161,5 +162,6 @@ def _of_another_type(document: Document, schema: Any) -> str:
 
 
 def _inexact(document: Document, is_lossless: Fits) -> str:
-    name = next(name for name, value in document.items() if not is_lossless({name: value}))
-    return f"a value in {name} would be changed: it is beyond its type's range or digits, or is no UUID"
+    name = next((name for name, value in document.items() if not is_lossless({name: value})), "the document")
+    rules = "it is beyond its type's range or digits, no UUID, or none of the records of a union"
+    return f"a value in {name} would be changed: {rules}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import fastavro
+from fastavro.validation import validate
 
 from conduit_dagster.whole_numbers import is_exact
 
@@ -13,37 +16,64 @@ _MOST_FLOAT: Final = 3.4028235677973366e38
 _MOST_DOUBLE: Final = 1 << 1023
 
 
-def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
+class _Record(NamedTuple):
+    """A record's check, with its fields, and with its schema as fastavro takes it."""
+
+    fits: Fits
+    fields: frozenset[str]
+    schema: Any
+
+
+class Names:
+    """Types that are named in a schema, which it may refer to."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, Any] = {}
+        """By name, as fastavro collects them."""
+        self.records: dict[str, _Record] = {}
+
+    def record(self, kind: Any, schema: Any) -> _Record | None:
+        """Return the record that a branch of a union is, or names."""
+        return self.records.get(schema["name"] if kind == "record" else kind)
+
+
+def lossless(schema: Any) -> Fits:
     """Return a check that a value is written unchanged. Values that fastavro itself refuses may pass.
 
-    ``names`` collects the checks of named types, which a schema may refer to.
+    ``schema``: what is not parsed yet.
     """
+    names = Names()
+    return _lossless(fastavro.parse_schema(schema, names.schemas), names)
+
+
+def _lossless(schema: Any, names: Names) -> Fits:
     if isinstance(schema, list):
         return _union(schema, names)
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, dict | list):
-        return lossless(kind, names)
+        return _lossless(kind, names)
     if kind == "record":
         return _record(schema, names)
     if kind == "array":
-        return _list(lossless(schema["items"], names))
+        return _list(_lossless(schema["items"], names))
     if kind == "map":
-        return _map(lossless(schema["values"], names))
+        return _map(_lossless(schema["values"], names))
     if kind == "string" and isinstance(schema, dict) and schema.get("logicalType") == "uuid":
         return _uuid
-    return _SIMPLE.get(kind) or (lambda value: names.get(kind, _any)(value))
+    return _SIMPLE.get(kind) or (lambda value: names.records[kind].fits(value) if kind in names.records else True)
 
 
-def _union(branches: list[Any], names: dict[str, Fits]) -> Fits:
+def _union(branches: list[Any], names: Names) -> Fits:
     """Return a check by the branch that fastavro takes; it refuses by itself what fits no branch."""
-    checks = [(_kind(branch), lossless(branch, names)) for branch in branches]
-    numbers = [(_TAKES[kind], check) for kind, check in checks if kind in _TAKES]
-    lists = [check for kind, check in checks if kind == "array"]
-    # a kind in ``names`` is a record that was defined before
-    documents = [check for kind, check in checks if kind in ("record", "map") or kind in names]
-    texts = [check for kind, check in checks if kind in _TEXTS] if any(check is _uuid for _, check in checks) else []
-    if not numbers and not lists and not documents and not texts:
+    checks = [(_kind(branch), branch, _lossless(branch, names)) for branch in branches]
+    numbers = [(_TAKES[kind], check) for kind, _, check in checks if kind in _TAKES]
+    lists = [check for kind, _, check in checks if kind == "array"]
+    maps = [check for kind, _, check in checks if kind == "map"]
+    records = [found for kind, branch, _ in checks if (found := names.record(kind, branch))]
+    texts = [check for kind, _, check in checks if kind in _TEXTS] if any(c is _uuid for *_, c in checks) else []
+    if not numbers and not lists and not maps and not records and not texts:
         return _any
+    documents = [*maps, _of_several(records)] if len(records) > 1 else [*maps, *(one.fits for one in records)]
     of_type = {dict: documents, list: lists, str: texts}
 
     def fits(value: Any) -> bool:
@@ -51,6 +81,22 @@ def _union(branches: list[Any], names: dict[str, Fits]) -> Fits:
             return next((check(value) for takes, check in numbers if takes(value)), True)
         inner = of_type.get(type(value))
         return not inner or any(check(value) for check in inner)
+
+    return fits
+
+
+def _of_several(records: list[_Record]) -> Fits:
+    """Return a check that the record with most of a document's fields takes it.
+
+    fastavro writes the best one of those that take it, which may be one that has none of its fields.
+    """
+
+    def fits(value: Any) -> bool:
+        shared = [len(record.fields & value.keys()) for record in records]
+        most = max(shared)
+        best = [record for record, of_it in zip(records, shared, strict=True) if of_it == most]
+        taking = (record.fits(value) for record in best if validate(value, record.schema, raise_errors=False))
+        return next(taking, False) if most or not value else False
 
     return fits
 
@@ -66,7 +112,7 @@ class _TypeCheck(frozenset[type]):
         return type(value) in self
 
 
-def _record(schema: Any, names: dict[str, Fits]) -> Fits:
+def _record(schema: Any, names: Names) -> Fits:
     types: list[tuple[str, _TypeCheck]] = []
     checks: list[tuple[str, Fits]] = []
 
@@ -81,9 +127,11 @@ def _record(schema: Any, names: dict[str, Fits]) -> Fits:
                 return False
         return True
 
-    names[schema["name"]] = fits  # before its fields, which may refer to it
+    fields = frozenset(field["name"] for field in schema["fields"])
+    known = {**schema, "__fastavro_parsed": True, "__named_schemas": names.schemas}
+    names.records[schema["name"]] = _Record(fits, fields, known)  # before its fields, which may refer to it
     for field in schema["fields"]:
-        check = lossless(field["type"], names)
+        check = _lossless(field["type"], names)
         if isinstance(check, _TypeCheck):
             types.append((field["name"], check))
         elif check is not _any:
