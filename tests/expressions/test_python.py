@@ -230,6 +230,12 @@ def test_what_does_not_fit_a_record_raises(text: str, message: str) -> None:
         ("len(after.x, 1)", 0, None),
         ("sorted(after.x, key=1)", 16, None),
         ("[x for y in after.l]", 1, None),
+        ("metadata['p'] == 0", 17, "write '0', or compare int(metadata['p'])"),
+        ("3 <= metadata.p", 0, "int(metadata.p)"),
+        ("metadata.p in ['1', True]", 20, "write 'true'"),
+        ("position != 7", 12, "write '7'"),
+        ("after.x or operation == 'insert'", 24, "create, update, delete, snapshot"),
+        ("operation not in ('create', 'upsert')", 28, "create, update"),
         ("", 0, None),
     ],
 )
@@ -249,6 +255,13 @@ def test_an_expression_over_the_payload_is_code_as_well(text: str) -> None:
 @pytest.mark.parametrize("text", ["key.id", "metadata.x", "operation", " + ".join(["after.a"] * 20)])
 def test_one_that_reads_more_or_has_a_budget_is_called(text: str) -> None:
     assert compile_expression(text, Clock(1)).code is None
+
+
+@pytest.mark.parametrize(
+    "text", ["'date' in operation", "metadata.p is None", "operation == after.op", "metadata.p == '0'"]
+)
+def test_what_may_hold_for_a_record_is_no_finding(text: str) -> None:
+    compile_condition(text, CLOCK)
 
 
 def test_a_deep_one_is_called() -> None:

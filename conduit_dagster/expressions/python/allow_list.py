@@ -15,6 +15,7 @@ import re2
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, ExpressionError, nearest
 from conduit_dagster.expressions.python.expression_functions import FUNCTIONS, METHODS, TYPES, Function, Method, search
+from conduit_dagster.record import OPERATIONS
 
 _LINE_ENDS = re.compile(r"\r\n?|\n")
 _WORD_FIELD = re.compile(rf"\.\s*({'|'.join(keyword.kwlist)})\b")
@@ -216,6 +217,20 @@ class ExpressionChecker:
                 # whether two equal values are one object differs from one attempt to the next
                 close = "==" if isinstance(operator, ast.Is) else "!="
                 self._refuse(right, "`is` compares with None, True or False only", f"did you mean `{close}`?")
+            self._check_constants(left, right)
+            if not isinstance(operator, (ast.In, ast.NotIn)):
+                self._check_constants(right, left)
+
+    def _check_constants(self, side: ast.expr, other: ast.expr) -> None:
+        """Refuse what no record's ``side`` equals: the comparison would be the same for all of them."""
+        part = _part_of_text(side)
+        for constant in _constants(other) if part else ():
+            value = constant.value
+            if isinstance(value, (int, float)):
+                fix = f"write {str(value).lower()!r}, or compare int({self._written(side)})"
+                self._refuse(constant, f"{part} is text, which equals no {type(value).__name__}", fix)
+            if part == "operation" and isinstance(value, str) and value not in OPERATIONS:
+                self._refuse(constant, f"there is no operation {value!r}", f"it is {', '.join(OPERATIONS)}")
 
     def _UnaryOp(self, node: ast.UnaryOp) -> None:  # noqa: N802
         if not isinstance(node.op, _SIGNS):
@@ -342,3 +357,18 @@ def _count(wanted: Function | Method) -> str:
     if wanted.least == wanted.most:
         return f"{wanted.least} argument{'' if wanted.least == 1 else 's'}"
     return f"{wanted.least} to {wanted.most} arguments"
+
+
+def _part_of_text(node: ast.expr) -> str:
+    """Return the part of a record that the node is, if that is always text or missing; else nothing."""
+    if isinstance(node, ast.Name) and node.id in ("operation", "position"):
+        return node.id
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.value, ast.Name):
+        return "metadata" if node.value.id == "metadata" else ""
+    return ""
+
+
+def _constants(node: ast.expr) -> list[ast.Constant]:
+    """Return the literal that the node is, or those in the list that it is."""
+    nodes = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    return [one for one in nodes if isinstance(one, ast.Constant)]
