@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -150,12 +152,15 @@ class Bucket:
         named = {"Bucket": self.name, "Key": key}
         with self._mapped("write", key) as client:
             if second is None:
-                return _finished(partial(client.put_object, **named, Body=first, **options), is_new)
+                return _finished(partial(client.put_object, **named, **_body(first), **options), is_new)
             upload = {**named, "UploadId": client.create_multipart_upload(**named, **options)["UploadId"]}
             is_written = False
             try:
                 parts = [
-                    {"PartNumber": number, "ETag": client.upload_part(**upload, PartNumber=number, Body=piece)["ETag"]}
+                    {
+                        "PartNumber": number,
+                        "ETag": client.upload_part(**upload, PartNumber=number, **_body(piece))["ETag"],
+                    }
                     for number, piece in enumerate(chain((first, second), pieces), 1)
                 ]
                 finish = partial(client.complete_multipart_upload, **upload, MultipartUpload={"Parts": parts})
@@ -182,6 +187,11 @@ def _finished(request: Callable[..., Any], is_new: bool) -> bool:
             return True
     request()
     return True
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """Return a request's body with its hash, without which S3 refuses it for a bucket with a default retention."""
+    return {"Body": data, "ContentMD5": b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
 
 
 def _pieces(data: Iterable[bytes]) -> Iterator[bytes]:

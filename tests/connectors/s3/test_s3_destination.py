@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,29 @@ def test_an_object_of_many_pieces(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(storage, "chunks", watched)
     destination.publish(delivery)
     assert seen == [[], [], []] and s3.numbers() == [0, 1, 2]
+
+
+def test_each_body_has_its_hash(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a bucket with a default retention Amazon's S3 refuses one without; the servers here do not."""
+    monkeypatch.setattr(bucket, "_PIECE", 5 << 20)
+    events = bucket.client_for(s3.destination().settings.login).meta.events
+    sent = list[Any]()
+
+    def watched(request: Any, **_: Any) -> None:
+        if request.method == "PUT":
+            sent.append(request.headers.get("Content-MD5"))
+
+    events.register("before-send.s3", watched)
+    try:
+        for name, data in (("a", b"1"), ("empty", b""), ("parts", b"x" * (6 << 20))):
+            assert s3.bucket.put(f"{s3.prefix}/{name}", [data], {}, is_new=True)
+    finally:
+        events.unregister("before-send.s3", watched)
+    bodies = (b"1", b"", b"x" * (5 << 20), b"x" * (1 << 20))
+    hashes = [b64encode(hashlib.md5(body).digest()) for body in bodies]
+    assert [one.encode() if isinstance(one, str) else one for one in sent] == hashes and s3.content("parts") == b"x" * (
+        6 << 20
+    )
 
 
 def test_an_upload_that_fails_leaves_nothing(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
