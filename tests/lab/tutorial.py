@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 _BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|(?P<commands>(?:^ {4}\S[^\n]*\n)+)", re.M | re.S)
 _NAME = re.compile(r"`([\w./-]+)`")
+_YAML = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
+_ID = re.compile(r"^  - id: (\S+)$", re.M)
 
 
 class Piece(NamedTuple):
@@ -37,6 +39,12 @@ def pieces(page: str) -> Iterator[Piece]:
             yield Piece(kind, match["text"], _NAME.findall(lead)[-1])
         else:
             yield Piece("prints", match["text"])
+
+
+def pipeline_of(page: str, pipeline: str) -> str:
+    """Return the text of the file on a page that begins with the pipeline of this id."""
+    [found] = [piece for piece in _YAML.findall(page) if _ID.findall(piece)[:1] == [pipeline]]
+    return found
 
 
 @dataclass

@@ -15,6 +15,7 @@ from lab.kafka_listeners import with_login
 from lab.kafka_rights import AUTHORIZER, grant
 from lab.kafka_server import KafkaServer, running_kafka
 from lab.support import Lab
+from lab.tutorial import pipeline_of
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.errors import FatalError
@@ -28,9 +29,12 @@ def test_the_pipeline_of_the_page(
 ) -> None:
     """With its own topics."""
     own, lab = secrets.token_hex(4), Lab(tmp_path, spark)
-    [pipeline] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     names = {name: kafka_server.topic(name=f"{name}-{own}") for name in ("orders", "paid-orders", "dead-orders")}
-    text = pipeline.replace("topics: orders", f"topics: {names['orders']}").replace("id: paid\n", f"id: paid{own}\n")
+    text = (
+        pipeline_of(PAGE, "paid")
+        .replace("topics: orders", f"topics: {names['orders']}")
+        .replace("id: paid\n", f"id: paid{own}\n")
+    )
     for name in ("paid-orders", "dead-orders"):
         text = text.replace(f"topic: {name}", f"topic: {names[name]}")
     (tmp_path / "pipelines").mkdir()

@@ -22,6 +22,7 @@ from lab.postgres_history import PostgresHistory, Table, tables
 from lab.postgres_server import PostgresServer
 from lab.random_values import LITERALS
 from lab.support import Lab
+from lab.tutorial import pipeline_of
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
@@ -30,14 +31,6 @@ PAGE = (_DOCS / "from-kafka-connect.md").read_text(encoding="utf-8")
 KAFKA_PAGE = (_DOCS / "connectors" / "kafka.md").read_text(encoding="utf-8")
 SETTINGS = dict(re.findall(r"^    ([a-z.]+)=(.*)$", PAGE, re.MULTILINE))
 """What the page sets in Debezium."""
-
-
-def pipeline(page: str, name: str) -> str:
-    """The text of a pipeline on a page."""
-    [found] = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if f"id: {name}\n" in text]
-    return found
-
-
 _NAMES = ("public.large", "public.whole", "public.pair", 'other."T x"')
 _TYPES = (
     "smallint", "bigint", "numeric", "numeric(12,3)", "real", "boolean", "text", "varchar(40)", "date", "time",
@@ -129,7 +122,7 @@ def test_the_tables_are_the_same(
     monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
     monkeypatch.setenv("DATABASE_URL", target)
     kafka_server.send(topic, messages([event for event in events if not is_mark(event)], with_schemas))
-    ran(tmp_path, spark, "shop", pipeline(PAGE, "shop").replace("^shop[.].*", topic))
+    ran(tmp_path, spark, "shop", pipeline_of(PAGE, "shop").replace("^shop[.].*", topic))
     names = [table.name for table in history.tables]
     assert rows(target, names) == rows(origin, names)
 
@@ -146,7 +139,7 @@ def test_a_compacted_topic_is_a_table(
     monkeypatch.setenv("DATABASE_URL", url)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-    text = pipeline(KAFKA_PAGE, "users").replace("topics: users", f"topics: {topic}")
+    text = pipeline_of(KAFKA_PAGE, "users").replace("topics: users", f"topics: {topic}")
     kafka_server.send(topic, [(b"%d" % i, b'{"id": %d, "name": "n%d"}' % (i, i)) for i in range(6)])
     kafka_server.send(topic, [(b"2", b'{"id": 2, "name": "two"}'), (b"3", None), (b"77", None)])
     ran(tmp_path, spark, "users", text)
