@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,22 +87,27 @@ def rows(url: str, names: Sequence[str]) -> dict[str, list[str]]:
         }
 
 
-def ran(folder: Path, spark: SparkSession, name: str, text: str) -> None:
-    """Run a pipeline of this text, without a nack."""
-    (folder / "pipelines").mkdir(exist_ok=True)
-    (folder / "pipelines" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    result = Lab(folder, spark).run(name)
-    assert result.error is None and not result.progress.nacked, result
+Ran = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def ran(kafka_server: KafkaServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Runs the pipeline of a name and a text into a database, without a nack."""
+
+    def run(name: str, text: str, database: str) -> None:
+        monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
+        monkeypatch.setenv("DATABASE_URL", database)
+        (tmp_path / "pipelines").mkdir(exist_ok=True)
+        (tmp_path / "pipelines" / f"{name}.yaml").write_text(text, encoding="utf-8")
+        result = Lab(tmp_path, spark).run(name)
+        assert result.error is None and not result.progress.nacked, result
+
+    return run
 
 
 @pytest.mark.parametrize("with_schemas", [True, False], ids=["schemas", "plain"])
 def test_the_tables_are_the_same(
-    with_schemas: bool,
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    tmp_path: Path,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
+    with_schemas: bool, postgres_server: PostgresServer, kafka_server: KafkaServer, tmp_path: Path, ran: Ran
 ) -> None:
     origin, target = postgres_server.create_database(), postgres_server.create_database()
     topic = kafka_server.topic()
@@ -119,31 +124,21 @@ def test_the_tables_are_the_same(
             events += engine.until(is_mark)
     operations = {event.payload["op"] for event in events if event.value}
     assert operations >= {"r", "c", "u", "d", "t"}
-    monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
-    monkeypatch.setenv("DATABASE_URL", target)
     kafka_server.send(topic, messages([event for event in events if not is_mark(event)], with_schemas))
-    ran(tmp_path, spark, "shop", pipeline_of(PAGE, "shop").replace("^shop[.].*", topic))
+    ran("shop", pipeline_of(PAGE, "shop").replace("^shop[.].*", topic), target)
     names = [table.name for table in history.tables]
     assert rows(target, names) == rows(origin, names)
 
 
-def test_a_compacted_topic_is_a_table(
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    tmp_path: Path,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_compacted_topic_is_a_table(postgres_server: PostgresServer, kafka_server: KafkaServer, ran: Ran) -> None:
     url, topic = postgres_server.create_database(), kafka_server.topic(2, **{"cleanup.policy": "compact"})
-    monkeypatch.setenv("KAFKA_SERVERS", kafka_server.servers)
-    monkeypatch.setenv("DATABASE_URL", url)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
     text = pipeline_of(KAFKA_PAGE, "users").replace("topics: users", f"topics: {topic}")
     kafka_server.send(topic, [(b"%d" % i, b'{"id": %d, "name": "n%d"}' % (i, i)) for i in range(6)])
     kafka_server.send(topic, [(b"2", b'{"id": 2, "name": "two"}'), (b"3", None), (b"77", None)])
-    ran(tmp_path, spark, "users", text)
+    ran("users", text, url)
     assert rows(url, ["users"]) == {"users": ["(0,n0)", "(1,n1)", "(2,two)", "(4,n4)", "(5,n5)"]}
     kafka_server.send(topic, [(b"3", b'{"id": 3, "name": "again"}'), (b"0", None)])
-    ran(tmp_path, spark, "users", text)
+    ran("users", text, url)
     assert rows(url, ["users"]) == {"users": ["(1,n1)", "(2,two)", "(3,again)", "(4,n4)", "(5,n5)"]}
